@@ -116,7 +116,6 @@ class Commands(click.Group):
     """A group that imports a command only when it is called, and always exits with a `Code`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Names of all commands, in the order of the help."""
         return [name for section in sections().values() for name in section]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -221,7 +220,11 @@ def report(error: Exception) -> int:
         console.message("".join(traceback.format_exception(error)).rstrip())
     if isinstance(error, KdistError):
         if error.code == Code.FORBIDDEN:
-            _advise(error)
+            from kdist import rbac
+            from kdist.cluster import ApiError
+
+            if isinstance(error, ApiError) and error.denied is not None:
+                error.hint = error.hint or rbac.advise([error.denied.right], error.denied.namespace)
         console.error(error)
         return error.code
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
@@ -239,11 +242,8 @@ def report(error: Exception) -> int:
         console.drop_results()
         return Code.ERROR
     if isinstance(error, OSError):
-        console.error(
-            KdistError(
-                f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
-            )
-        )
+        words = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+        console.error(KdistError(words))
         return Code.ERROR
     bug = KdistError(
         f"internal error: {type(error).__name__}: {error}",
@@ -251,15 +251,6 @@ def report(error: Exception) -> int:
     )
     console.error(bug)
     return Code.ERROR
-
-
-def _advise(error: KdistError) -> None:
-    """Add to the API server's error which role of the chart grants the permission."""
-    from kdist import rbac
-    from kdist.cluster import ApiError
-
-    if isinstance(error, ApiError) and error.denied is not None:
-        error.hint = error.hint or rbac.advise([error.denied.right], error.denied.namespace)
 
 
 @click.group(

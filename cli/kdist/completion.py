@@ -20,11 +20,8 @@ SECONDS = 2.0  # for all that a cluster is asked for one word
 
 
 def job_names(place: Place, *, local: bool = False) -> list[str]:
-    """Names of the runs on this machine and of the jobs of a namespace, sorted.
-
-    Args:
-        place: where to look; a chosen cluster excludes the runs on this machine.
-        local: only the runs on this machine.
+    """Names of the runs on this machine, none if options choose a cluster, and unless `local` of
+    the jobs of a namespace, sorted.
     """
     runs = [] if place.is_chosen and not local else _silently(_list_runs)
     jobs = [] if local else _in_time(lambda: _list_jobs(place))
@@ -75,7 +72,6 @@ def settings(word: str) -> list[str]:
 
 
 def _below(word: str) -> dict[str, Field]:
-    """The fields of the section that `word` is in."""
     from kdist.spec import reference
 
     field = reference.look_up(word.rpartition(".")[0])

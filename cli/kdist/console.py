@@ -32,9 +32,7 @@ _drawn: list[Drawing] = []  # the live view, while there is one
 
 
 def wants_color() -> bool | None:
-    """Whether the environment turns colour on or off; None if it depends on whether the stream is
-    a terminal.
-    """
+    """Whether the environment turns colour on or off; None if the stream decides."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return True if os.environ.get("FORCE_COLOR") else None
@@ -71,16 +69,8 @@ def drop_results() -> None:
 
 
 def emit(value: Any, *, output: str, kind: str = "", name: str = "") -> None:
-    """Print a value in a machine-readable format.
-
-    Args:
-        value: plain values, as for JSON.
-        output: `json`, `yaml`, or `name` (only the name, for pipes).
-        kind: of a document of kdist's own, which is printed with its API version.
-        name: what `name` prints.
-
-    Raises:
-        ValueError: the format is unknown.
+    """Print a value as `json` or `yaml`, or only its name, for pipes, as `name`. A document of
+    kdist's own has a `kind`, and is printed with its API version.
     """
     if kind:
         value = {"apiVersion": CLI_API_VERSION, "kind": kind, **value}
@@ -109,24 +99,13 @@ def documents(found: Sequence[Any], *, output: str) -> None:
 
 
 def table(rows: Iterable[Sequence[str]], *, header: Sequence[str]) -> None:
-    """Print columns to stdout as kubectl does: a header, three spaces between columns, no borders.
-
-    Args:
-        rows: the cells.
-        header: names of the columns.
-    """
+    """Print columns to stdout as kubectl does, without borders."""
     add_rows(columns.Table(header), list(rows))
 
 
 def add_rows(shown: columns.Table, rows: Sequence[Sequence[str]], *, fit: bool = True) -> None:
-    """Print rows of a table to stdout.
-
-    Args:
-        shown: the table, with the rows that were printed before.
-        rows: the cells of the next rows.
-        fit: on a terminal, leave out, shorten or wrap what its width cannot show;
-            `kdist.terminal.columns` says which columns give way first. Elsewhere the width is not
-            limited.
+    """Print the next rows of a table to stdout. On a terminal, what its width cannot show is left
+    out, shortened or wrapped (`kdist.terminal.columns`), unless `fit` is false.
     """
     cells = [tuple(map(_cell, row, range(len(row)))) for row in rows]
     for line in shown.add(cells, _width(sys.stdout) if fit else None):
@@ -139,11 +118,8 @@ def _cell(text: str, column: int) -> str:
 
 
 def paragraph(text: str, *, start: str = "") -> None:
-    """Print a sentence to stdout; a terminal breaks it between words, below its own beginning.
-
-    Args:
-        text: without color; what follows a line break is indented.
-        start: printed before it, may be colored.
+    """Print a sentence after `start`, which may be colored, to stdout; a terminal breaks it between
+    words, below its own beginning. What follows a line break is indented.
     """
     for line in _wrap(text, start, sys.stdout):
         result(line)
@@ -164,7 +140,6 @@ def _wrap(text: str, start: str, stream: IO[str]) -> list[str]:
 
 
 def _width(stream: IO[str]) -> int | None:
-    """Width of the terminal; None if the stream is none."""
     if not stream.isatty():
         return None
     try:
@@ -175,9 +150,7 @@ def _width(stream: IO[str]) -> int | None:
 
 
 def message(text: str) -> None:
-    """Print a message to stderr, above the live view if there is one. What follows a line break in
-    it is indented.
-    """
+    """Print a message to stderr, above a live view; what follows a line break is indented."""
     text = text.replace("\n", "\n  ")
     if _drawn:
         from rich.text import Text
@@ -194,7 +167,6 @@ def warning(text: str) -> None:
 
 
 def _message(text: str, start: str) -> None:
-    """Print a sentence to stderr, broken between words on a terminal."""
     for line in _wrap(text, start, sys.stderr):
         message(line)
 
@@ -226,7 +198,6 @@ def nonblocking_messages() -> Iterator[None]:
 
 
 def _stream() -> IO[str] | None:
-    """Stream for messages; None for stderr."""
     return cast("IO[str]", _outlets[-1]) if _outlets else None
 
 

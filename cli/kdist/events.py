@@ -21,6 +21,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,7 +103,6 @@ class Entry(NamedTuple):
 
     @property
     def body(self) -> str:
-        """The text without the prefix of its rank."""
         rank = _RANK_PREFIX.match(self.text)
         return self.text[rank.end() :] if rank else self.text
 
@@ -142,7 +142,10 @@ class LogTail:
         """
         self.behind = False
         while chunk := self._read_chunk():
-            yield from self._split(chunk)
+            self._last_growth = self._clock()
+            *lines, self._unfinished = (self._unfinished + chunk).split(b"\n")
+            for line in lines:
+                yield from self._entries(line)
             if not last and len(chunk) == _MAX_READ:
                 self.behind = True
                 return
@@ -151,44 +154,24 @@ class LogTail:
             or self._clock() - self._last_growth > _UNFINISHED_LINE_TIMEOUT
             or len(self._unfinished) > _MAX_LINE
         ):
-            line = self._unfinished
-            self._unfinished = b""
+            line, self._unfinished = self._unfinished, b""
             yield from self._entries(line)
 
     def _read_chunk(self) -> bytes:
-        try:
-            with self._path.open("rb") as log:
+        # a file that was replaced is read to its end before the one in its place
+        for path in (self._older, self._path):
+            with suppress(FileNotFoundError), path.open("rb") as log:
                 current = os.fstat(log.fileno()).st_ino
+                if path is self._older and current != self._file:
+                    continue
                 if self._file not in (0, current):
-                    if chunk := self._read_older():
-                        return chunk
                     self._offset = 0
                 self._file = current
                 log.seek(self._offset)
-                chunk = log.read(_MAX_READ)
-        except FileNotFoundError:
-            return b""
-        self._offset += len(chunk)
-        return chunk
-
-    def _read_older(self) -> bytes:
-        """Read on in the file that was replaced; empty at its end, or if it is gone."""
-        try:
-            with self._older.open("rb") as log:
-                if os.fstat(log.fileno()).st_ino != self._file:
-                    return b""
-                log.seek(self._offset)
-                chunk = log.read(_MAX_READ)
-        except FileNotFoundError:
-            return b""
-        self._offset += len(chunk)
-        return chunk
-
-    def _split(self, chunk: bytes) -> Iterator[Entry]:
-        self._last_growth = self._clock()
-        *lines, self._unfinished = (self._unfinished + chunk).split(b"\n")
-        for line in lines:
-            yield from self._entries(line)
+                if chunk := log.read(_MAX_READ):
+                    self._offset += len(chunk)
+                    return chunk
+        return b""
 
     def _entries(self, line: bytes) -> Iterator[Entry]:
         printed, event, is_progress_bar = split_line(line.decode(errors="replace"))
@@ -199,11 +182,8 @@ class LogTail:
 
 
 def read_files(files: Mapping[str, Path], *, tail: int | None = None) -> Iterator[Entry]:
-    """Yield the entries of whole log files in the order of their times.
-
-    Args:
-        files: by the nodes that they are of.
-        tail: only the last entries of each; None for all.
+    """Yield the entries of whole log files, or the last `tail` of each, in the order of their
+    times.
     """
     timed: list[tuple[float, Entry]] = []
     for node, file in files.items():
@@ -246,9 +226,7 @@ def last_printed_line(path: Path) -> str:
 
 
 def with_time(entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
-    """Yield each entry with its time, as text that sorts; printed text has the time of the event
-    before it.
-    """
+    """Yield each entry with its time as sortable text; a print has that of the event before it."""
     time = ""
     for entry in entries:
         time = str((entry.event or {}).get("time", time))
@@ -282,9 +260,9 @@ def _progress(e: Event) -> str:
 
 
 def _committed(e: Event) -> str:
-    waited = (
-        f", the training waited {seconds(e['visible_seconds'])}" if "visible_seconds" in e else ""
-    )
+    waited = ""
+    if "visible_seconds" in e:
+        waited = f", the training waited {seconds(e['visible_seconds'])}"
     amount = f" ({size(e['bytes'])})" if "bytes" in e else ""
     return f"step {e['step']} committed in {seconds(e['seconds'])}{waited}{amount}"
 
@@ -329,11 +307,9 @@ def _first_of(text: object) -> str:
 
 
 def _metrics(e: Event) -> str:
-    metrics = (
-        e["metrics"]
-        if isinstance(e.get("metrics"), Mapping)
-        else {k: v for k, v in e.items() if k not in _ENVELOPE | {"step"}}
-    )
+    metrics = e.get("metrics")
+    if not isinstance(metrics, Mapping):
+        metrics = {name: value for name, value in e.items() if name not in _ENVELOPE | {"step"}}
     return ", ".join(f"{name} {number(value)}" for name, value in metrics.items()) or "evaluated"
 
 
@@ -346,11 +322,8 @@ def _bench_row(e: Event) -> str:
 
 
 def _bench_slow(e: Event) -> str:
-    ranks = (
-        f"rank {e['ranks'][0]}"
-        if len(e["ranks"]) == 1
-        else f"ranks {e['ranks'][0]} and {e['ranks'][1]}"
-    )
+    first, *others = e["ranks"]
+    ranks = f"ranks {first} and {others[0]}" if others else f"rank {first}"
     return (
         f"slow: {ranks} ({', '.join(e['nodes'])}), {seconds(e['seconds'])} for a message, "
         f"{e['ratio']:.1f} times the others"
@@ -358,6 +331,14 @@ def _bench_slow(e: Event) -> str:
 
 
 SENTENCES: dict[str, Callable[[Event], str]] = {
+    **dict.fromkeys(
+        (
+            *("data-waiting", "data-stopped", "log-rotated", "observer-failed"),
+            *("restarts-off", "separate-ranks", "save-waits", "storage-unavailable"),
+            *("replicas-differ", "past-end", "rank-parts-changed", "settings-edited"),
+        ),
+        lambda e: str(e["message"]),
+    ),
     "bench-begun": lambda e: (
         f"{e['collective']} among {count(e['ranks'], 'rank')} ({e['device']}, {e['backend']})"
     ),
@@ -394,8 +375,6 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
         f"{count(e['files'], 'file')}, {of_total(e['bytes'], None)}, in {e['folder']}"
     ),
     "data-failed": lambda e: str(e["reason"]),
-    "data-waiting": lambda e: str(e["message"]),
-    "data-stopped": lambda e: str(e["message"]),
     "node-standby": lambda _: (
         "the group has all its nodes; this one stands by for one that is lost"
     ),
@@ -421,9 +400,6 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "restarting": lambda e: (
         f"starts again, restart {e['restarts']} of {e['budget']} ({e['cause']}){_first_line(e)}"
     ),
-    "log-rotated": lambda e: str(e["message"]),
-    "observer-failed": lambda e: str(e["message"]),
-    "restarts-off": lambda e: str(e["message"]),
     "checkpoints-opened": lambda e: (
         "the script has opened its checkpoints: it is started again from the newest one, "
         f"up to {e['limit']} times without progress"
@@ -447,13 +423,6 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "failed": lambda e: f"failed: {e['cause']}{_first_line(e)}",
     "job-edited": lambda e: f"the job was edited since its checkpoint: {e['message']}",
     "loss-not-finite": lambda e: f"the loss of step {e['step']} is {e['loss']}: {e['message']}",
-    "separate-ranks": lambda e: str(e["message"]),
-    "save-waits": lambda e: str(e["message"]),
-    "storage-unavailable": lambda e: str(e["message"]),
-    "replicas-differ": lambda e: str(e["message"]),
-    "past-end": lambda e: str(e["message"]),
-    "rank-parts-changed": lambda e: str(e["message"]),
-    "settings-edited": lambda e: str(e["message"]),
     "not-reproducible": lambda e: f"the resume is correct but not bitwise identical: {e['why']}",
 }
 
@@ -463,9 +432,8 @@ def _exit_status(code: object) -> str:
 
 
 def describe_event(event: Event) -> str:
-    """Describe an event in a sentence.
-
-    Events without a sentence, or with fields missing, are described by their message and fields.
+    """Describe an event in a sentence, or if it has none or lacks fields, by its message and
+    fields.
     """
     sentence = SENTENCES.get(event["event"])
     if sentence:
@@ -517,8 +485,8 @@ class EventFilter:
         return True
 
     def _progress_due(self) -> bool:
-        """Whether to show progress now: every 2 s in the first minute, then every 10 s, and every
-        60 s after ten minutes.
+        """Whether progress is due: every 2 s in the first minute, then every 10 s, and every 60 s
+        after ten minutes.
         """
         now = self._clock()
         if now < self._next_progress:
@@ -532,16 +500,8 @@ def format_line(entry: Entry) -> str:
     """Format an entry as one line with stable columns. A print keeps its colours."""
     if entry.event is None:
         return f"{entry.prefix} {keep_colors(entry.body)}"
-    return (
-        f"{_to_second(entry.event.get('time'))} {entry.node} {entry.event['event']:<21} "
-        f"{describe_event(entry.event)}"
-    ).rstrip()
-
-
-def _to_second(stamp: object) -> str:
-    """Truncate an event's time to the second."""
-    return (
-        f"{stamp[:19]}Z"
-        if isinstance(stamp, str) and len(stamp) >= 19
-        else f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    )
+    stamp = entry.event.get("time")
+    if not isinstance(stamp, str) or len(stamp) < 19:
+        stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}"
+    name, sentence = entry.event["event"], describe_event(entry.event)
+    return f"{stamp[:19]}Z {entry.node} {name:<21} {sentence}".rstrip()

@@ -41,11 +41,9 @@ class Span:
 
     @property
     def steps(self) -> int:
-        """How many."""
         return self.last - self.first + 1
 
     def within(self, first: int, last: float) -> Span | None:
-        """The part between two steps; None if there is none."""
         first, last = max(first, self.first), self.last if last >= self.last else int(last)
         if (first, last) == (self.first, self.last):
             return self
@@ -169,9 +167,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def valid_fields(record: Record) -> Record:
-    """The fields that the report uses, without those of a wrong type and those that are not
-    finite.
-    """
+    """The fields that the report uses, of the right type and finite."""
     found = {
         name: record[name] for name, type_ in _TYPES.items() if isinstance(record.get(name), type_)
     }
@@ -204,7 +200,6 @@ class Generation:
 
     @property
     def first_seconds(self) -> float:
-        """Seconds of its first step."""
         first = self.done[0] if self.done else None
         return first.seconds / first.steps if first else 0.0
 
@@ -240,30 +235,15 @@ def read_generations(events: Sequence[Record], steps: Sequence[Record]) -> list[
         in_progress = failure.get("step", 0) if failure else 0
         reached = kept.get(number, max([from_step, *(span.last for span in done), in_progress]))
         reason, began = event.get("reason", "start"), event.get("time", 0.0)
+        found = Generation(number, reason, began, from_step, reached, done, failure)
         observed = event.get("entrypoint") != "script" or bool(done)
-        generations.append(
-            Generation(
-                number,
-                reason,
-                began,
-                from_step,
-                reached,
-                done,
-                failure,
-                observed,
-                failures.get(number - 1),
-            )
-        )
+        before = failures.get(number - 1)
+        generations.append(replace(found, observed=observed, previous_failure=before))
     return generations
 
 
 def find_limits(generations: Sequence[Generation], *, last: float = inf) -> list[float]:
-    """The last step of each generation that counts: later ones have begun below the others.
-
-    Args:
-        generations: in their order.
-        last: the last step of the last generation that counts.
-    """
+    """The last step of each generation that counts; `last` is that of the last generation."""
     limits = [*(later.from_step for later in generations[1:]), last][: len(generations)]
     for index in range(len(limits) - 2, -1, -1):
         # a later generation may have resumed from an even earlier step
@@ -396,9 +376,7 @@ def _count_restarts(generations: Sequence[Generation]) -> dict[str, Any]:
 
 
 def _recoveries(generations: Sequence[Generation], events: Sequence[Record]) -> Iterator[float]:
-    """Seconds from each failure to the first step after it. Failures before that step belong to the
-    same recovery.
-    """
+    """Seconds from each failure to the next first step; failures in between count as one."""
     waiting: float | None = None
     for after in generations:
         if after.reason == "failure" and waiting is None:
@@ -438,9 +416,7 @@ def close_intervals(
     generations: Iterable[Generation],
     events: Sequence[Record],
 ) -> list[tuple[float, float]]:
-    """When a run was running, in Unix time: what was killed, or still runs, ended with its last
-    known event or step.
-    """
+    """When a run was running: what was killed, or still runs, ends with its last event or step."""
     times = [*_times(events), *last_step_times(generations, events)]
     found = []
     for index, (began, ended) in enumerate(active):

@@ -126,7 +126,6 @@ class Manifest:
 
     @property
     def namespace(self) -> str | None:
-        """The object's namespace; None for that of the connection."""
         namespace = self.document["metadata"].get("namespace")
         return None if namespace is None else str(namespace)
 
@@ -165,9 +164,7 @@ def mark(job: str, kind: str, name: str) -> str:
 
 
 def find_owner(document: Mapping[str, Any], kind: str = "") -> str | None:
-    """The job that an object is marked for; None if it has no mark, or that of another object of
-    which it is a copy.
-    """
+    """The job that an object is marked for; None without a mark, or if the object is a copy."""
     metadata = document.get("metadata") or {}
     found = str((metadata.get("annotations") or {}).get(OWNER) or "")
     job = found.partition("/")[0]
@@ -176,9 +173,7 @@ def find_owner(document: Mapping[str, Any], kind: str = "") -> str | None:
 
 
 def sort(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """The manifests in the order of the apply; the sort is stable. Raises `ValueError` if an object
-    is described twice.
-    """
+    """The manifests in the order of the apply. Raises `ValueError` if an object stands twice."""
     ordered = sorted(manifests, key=lambda manifest: manifest.order)
     identities = [manifest.identity for manifest in ordered]
     for identity in identities:
@@ -295,7 +290,6 @@ class JobOwner:
         )
 
     def _suggest_fix(self, title: str, owner: str | None) -> str:
-        """A way out, with commands that can be typed as they are."""
         resource, _, name = title.partition("/")
         kind, place = resource.partition(".")[0], f"-n {self.namespace}"
         if owner not in (None, self.name):
@@ -318,9 +312,7 @@ class JobOwner:
 
 
 def describe_owner(document: Mapping[str, Any], kind: str = "") -> str:
-    """Describe who created an object, if it is known: a job of kdist, an owner, a tool, or the
-    first field manager.
-    """
+    """Who created an object: a job of kdist, an owner, a tool, or the first field manager."""
     owner = find_owner(document, kind)
     if owner is not None:
         return f"it belongs to job {owner}"
@@ -330,13 +322,7 @@ def describe_owner(document: Mapping[str, Any], kind: str = "") -> str:
     tool = (metadata.get("labels") or {}).get(MANAGED_BY)
     if tool and tool != "kdist":
         return f"it is managed by {tool}"
-    managers = [
-        str(each.get("manager"))
-        for each in metadata.get("managedFields") or []
-        if each.get("manager")
-    ]
-    return (
-        f"it was created by {managers[0]} and is not marked as kdist's"
-        if managers
-        else "it is not marked as kdist's"
-    )
+    managers = (each.get("manager") for each in metadata.get("managedFields") or [])
+    if manager := next(filter(None, managers), None):
+        return f"it was created by {manager} and is not marked as kdist's"
+    return "it is not marked as kdist's"

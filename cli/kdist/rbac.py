@@ -40,7 +40,6 @@ class Right(NamedTuple):
 
     @property
     def group(self) -> str:
-        """The API group; empty for the core group."""
         return self.api_version.rpartition("/")[0]
 
     @property
@@ -248,27 +247,20 @@ def find_missing(cluster: Cluster, wanted: Iterable[Right]) -> list[Right]:
         right for right in dict.fromkeys(wanted) if not any(_covers(rule, right) for rule in rules)
     ]
     with ThreadPoolExecutor(_THREADS) as pool:
-        return [
-            right
-            for right, may in zip(
-                unsure, pool.map(lambda each: _may(cluster, each), unsure), strict=True
-            )
-            if not may
-        ]
+        allowed = pool.map(lambda each: _may(cluster, each), unsure)
+        return [right for right, may in zip(unsure, allowed, strict=True) if not may]
 
 
 def require(cluster: Cluster, wanted: Iterable[Right]) -> None:
-    """Check rights before the first change. Raises `KdistError` (FORBIDDEN) that names every
-    missing right.
+    """Check rights before the first change. Raises `KdistError` (FORBIDDEN) that names the missing
+    ones.
     """
     if missing := _names(find_missing(cluster, wanted)):
         raise _forbid(cluster, ", ".join(missing), missing, before="nothing was changed: ")
 
 
 def require_one_of(cluster: Cluster, *alternatives: Iterable[Right]) -> None:
-    """Check that the caller has all rights of at least one alternative. Raises `KdistError`
-    (FORBIDDEN) that names what each alternative lacks.
-    """
+    """Check that the caller has all rights of one alternative. Raises `KdistError` (FORBIDDEN)."""
     lacking = [_names(find_missing(cluster, each)) for each in alternatives]
     if all(lacking):
         description = " or ".join(", ".join(missing) for missing in lacking)
@@ -345,22 +337,15 @@ def _covers(rule: dict[str, list[str]], right: Right) -> bool:
 
 
 def rules(role: Literal["view", "edit"], *, workloads: bool) -> list[dict[str, list[str]]]:
-    """RBAC rules of a role of the chart, on workloads or on everything else. `edit` contains only
-    what `view` lacks.
-    """
-    every = {
-        each
+    """RBAC rules of a role of the chart; `edit` contains only what `view` lacks."""
+    wanted = [
+        (need, each)
         for need in NEEDS
-        for each in _rights(need, workloads=workloads)
+        for each in (workload_rights(need.workload) if workloads else need.rights)
         if (each.api_version, each.kind) != TRAINING_JOB  # the chart adds them, with the resource
-    }
-    reading = {
-        each
-        for need in NEEDS
-        for each in _rights(need, workloads=workloads)
-        if _role(need, each) == "view"
-    }
-    held = every & reading if role == "view" else every - reading
+    ]
+    reading = {each for need, each in wanted if _role(need, each) == "view"}
+    held = reading if role == "view" else {each for _, each in wanted} - reading
     return to_rules(held)
 
 
@@ -378,17 +363,10 @@ def to_rules(rights: Iterable[Right]) -> list[dict[str, list[str]]]:
     ]
 
 
-def _rights(need: Need, *, workloads: bool) -> list[Right]:
-    return workload_rights(need.workload) if workloads else list(need.rights)
-
-
 def _role(need: Need, right: Right) -> str:
     """The role of a right: reading any object of a job belongs to `view`."""
-    return (
-        "view"
-        if need.role == "view" or (right.verb in _READ.split() and not right.subresource)
-        else "edit"
-    )
+    reads = right.verb in _READ.split() and not right.subresource
+    return "view" if need.role == "view" or reads else "edit"
 
 
 def define_rules(name: str, found: Iterable[dict[str, list[str]]]) -> str:

@@ -62,7 +62,6 @@ class PodTransport:
     port: int = METRICS_PORT
 
     def get(self, path: str, *, timeout: float, most: int) -> bytes | None:
-        """See `AgentTransport.get`."""
         try:
             connection = DeadlineConnection(self.host, self.port, timeout=timeout)
             with closing(connection):
@@ -77,15 +76,11 @@ class PodTransport:
             return None
 
 
-@dataclass(frozen=True)
-class LoopbackTransport:
+class LoopbackTransport(PodTransport):
     """To a port on this machine."""
 
-    port: int
-
-    def get(self, path: str, *, timeout: float, most: int) -> bytes | None:
-        """See `AgentTransport.get`."""
-        return PodTransport("127.0.0.1", self.port).get(path, timeout=timeout, most=most)
+    def __init__(self, port: int) -> None:
+        super().__init__("127.0.0.1", port)
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,6 @@ class ProxyTransport:
     namespace: str | None = None
 
     def get(self, path: str, *, timeout: float, most: int) -> bytes | None:
-        """See `AgentTransport.get`."""
         try:
             return self.cluster.proxy(
                 self.pod, METRICS_PORT, path, namespace=self.namespace, timeout=timeout, most=most
@@ -117,7 +111,6 @@ class TunnelTransport:
     namespace: str | None = None
 
     def get(self, path: str, *, timeout: float, most: int) -> bytes | None:
-        """See `AgentTransport.get`."""
         try:
             with self.cluster.forward(self.pod, METRICS_PORT, namespace=self.namespace) as port:
                 return LoopbackTransport(port).get(path, timeout=timeout, most=most)
@@ -126,12 +119,8 @@ class TunnelTransport:
 
 
 class AgentClient:
-    """Requests to one agent.
-
-    Args:
-        transports: in the order in which they are tried. The first one that yields a response is
-            used from then on.
-        timeout: seconds for one response.
+    """Requests to one agent, each with a limit of seconds. The transports are tried in their order;
+    the first one that yields a response is used from then on.
     """
 
     def __init__(self, *transports: AgentTransport, timeout: float = TIMEOUT) -> None:
@@ -148,9 +137,7 @@ class AgentClient:
         return None
 
     def status(self) -> dict[str, Any] | None:
-        """What can be read of the agent's `/status`; None if it does not answer with a JSON
-        object.
-        """
+        """What can be read of the agent's `/status`; None without an answer that is JSON."""
         body = self.get("/status", most=STATUS_BYTES)
         if body is None:
             return None
@@ -169,8 +156,6 @@ class AgentClient:
         return (self.get("/metrics", most=METRICS_BYTES) or b"").decode(errors="replace")
 
     def sample(self, *, metrics: bool = True) -> AgentSample | None:
-        """The agent's status together with its metrics, which stay empty without `metrics`; None if
-        it does not answer.
-        """
+        """The agent's status and, with `metrics`, its metrics; None if it does not answer."""
         status = self.status()
         return None if status is None else AgentSample(status, self.metrics() if metrics else "")

@@ -45,14 +45,8 @@ def _families(text: str) -> Iterator[Metric]:
 
 
 def merge(pages: Mapping[str, str], *, label: str = "pod") -> list[str]:
-    """Merge the pages of several agents into one.
-
-    Args:
-        pages: Each agent's text, by the name of its pod.
-        label: Label that each series gets; its value is the name of the pod.
-
-    Returns:
-        The lines of the merged page: help and type of a metric once, its series together.
+    """Merge the pages of several agents, by pod, into the lines of one: help and type of a metric
+    once, its series together, each with the name of its pod in `label`.
     """
     from prometheus_client import Metric, generate_latest
     from prometheus_client.registry import Collector
@@ -135,7 +129,6 @@ class RankBreakdown:
 
     @property
     def step_seconds(self) -> float | None:
-        """Mean time of a step."""
         return sum(self.phases.values()) if self.phases else self.reported_seconds
 
     @property
@@ -145,15 +138,12 @@ class RankBreakdown:
 
     @property
     def busy_seconds(self) -> float | None:
-        """Mean time per step in which the rank computed or read data, without waiting for other
-        ranks.
-        """
+        """Mean time per step in which the rank computed or read data, without waits for others."""
         if not self.phases:
             return None
         return sum(self.phases.get(name, 0.0) for name in _BUSY_PHASES)
 
     def to_document(self) -> dict[str, Any]:
-        """Convert to plain values for `-o json`."""
         return {
             "rank": self.rank,
             "pod": self.pod,
@@ -206,14 +196,7 @@ def counters_by_rank(samples: Iterable[Sample]) -> dict[int, Counters]:
 def rank_breakdown(
     rank: int, pod: str, increase: Counters, status: Mapping[str, Any]
 ) -> RankBreakdown:
-    """Compute the step time of one rank.
-
-    Args:
-        rank: The global rank.
-        pod: Name of the pod that runs it.
-        increase: What its counters grew by over the interval.
-        status: The rank's entry in its agent's `/status`.
-    """
+    """The step time of one rank, from the increase of its counters and its entry in `/status`."""
     found = RankBreakdown(
         rank=rank,
         pod=pod,
@@ -248,13 +231,10 @@ def mark_slow(rows: Sequence[RankBreakdown]) -> list[RankBreakdown]:
     busy = sorted(row.busy_seconds for row in rows if row.busy_seconds is not None)
     median = busy[(len(busy) - 1) // 2] if len(busy) > 1 else None
     ordered = sorted(rows, key=lambda row: (row.rank, row.pod))
-    return [replace(row, slow=_is_slow(row.busy_seconds, median)) for row in ordered]
-
-
-def _is_slow(busy: float | None, median: float | None) -> bool:
-    if busy is None or median is None:
-        return False
-    return busy > STRAGGLER_RATIO * median and busy - median > _MIN_EXCESS_SECONDS
+    if median is None:
+        return [replace(row, slow=False) for row in ordered]
+    limit = max(STRAGGLER_RATIO * median, median + _MIN_EXCESS_SECONDS)
+    return [replace(row, slow=(row.busy_seconds or 0.0) > limit) for row in ordered]
 
 
 def describe_slow(rows: Sequence[RankBreakdown]) -> Iterator[str]:
@@ -296,19 +276,14 @@ class AgentSample:
 
     @cached_property
     def counters(self) -> dict[int, Counters]:
-        """The counters of each rank, parsed once."""
         return counters_by_rank(parse(self.metrics))
 
     @property
     def ranks(self) -> dict[int, Mapping[str, Any]]:
-        """The entry of each rank in `/status`."""
         found = self.status.get("ranks")
-        entries = (
-            [entry for entry in found if isinstance(entry, Mapping)]
-            if isinstance(found, list)
-            else []
-        )
-        return {entry["rank"]: entry for entry in entries if isinstance(entry.get("rank"), int)}
+        entries = found if isinstance(found, list) else []
+        ranked = (each for each in entries if isinstance(each, Mapping))
+        return {each["rank"]: each for each in ranked if isinstance(each.get("rank"), int)}
 
     @property
     def generation(self) -> int:
@@ -320,12 +295,8 @@ class AgentSample:
 def breakdown_rows(
     now: Mapping[str, AgentSample], before: Mapping[str, AgentSample] | None = None
 ) -> list[RankBreakdown]:
-    """Compute one row per rank of the newest generation.
-
-    Args:
-        now: The latest sample of each agent, by the name of its pod.
-        before: An earlier sample of each. The rows cover the time since then; without it, the whole
-            life of the agents.
+    """One row per rank of the newest generation, from the latest sample of each agent by the name
+    of its pod. The rows cover the time since `before`; without it, the whole life of the agents.
     """
     newest = max((agent.generation for agent in now.values()), default=0)
     rows = []
@@ -353,16 +324,12 @@ def select_rows(rows: Sequence[RankBreakdown], rank: int | None) -> list[RankBre
 
 
 def merge_samples(now: Mapping[str, AgentSample]) -> list[str]:
-    """Lines of the metrics of all agents in Prometheus' text format, each series with the label
-    `pod`.
-    """
+    """The metrics of all agents in Prometheus' text format, each series with the label `pod`."""
     return merge({owner: sample.metrics for owner, sample in now.items()})
 
 
 def first(now: Mapping[str, AgentSample], name: str) -> Any:
-    """A field of the job from the agents' `/status`: of the agent that runs rank 0, else of any
-    agent that knows it.
-    """
+    """A field of the agents' `/status`: of rank 0's agent, else of any that knows it."""
     ordered = sorted(now.values(), key=lambda agent: min(agent.ranks, default=1 << 30))
     return next(
         (agent.status[name] for agent in ordered if agent.status.get(name) is not None), None

@@ -37,23 +37,14 @@ _CODES: Final = {
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    r"""The text with every character that a terminal does not draw written out, such as `\x1b`.
-
-    Args:
-        text: any text.
-        keep: characters that stay as they are, such as a line break.
-    """
+    """The text with what a terminal does not draw written out, but for the characters in `keep`."""
     if text.isprintable():
         return text
-    return "".join(char if _is_drawn(char) or char in keep else _write_out(char) for char in text)
+    return "".join(char if _is_drawn(char) or char in keep else ascii(char)[1:-1] for char in text)
 
 
 def _is_drawn(char: str) -> bool:
     return char.isprintable() or unicodedata.category(char) == "Zs"
-
-
-def _write_out(char: str) -> str:
-    return ascii(char)[1:-1]
 
 
 def visible_json(text: str) -> str:

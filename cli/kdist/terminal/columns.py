@@ -52,16 +52,8 @@ Row = Sequence[str]
 def choose(
     header: Row, widths: Sequence[int], available: int, *, keep: Sequence[str] = ()
 ) -> tuple[list[int], int]:
-    """Choose the columns that fit.
-
-    Args:
-        header: names of the columns.
-        widths: the width that each column needs.
-        available: width of the terminal.
-        keep: columns that stay, although `GIVE_WAY` names them.
-
-    Returns:
-        The indices of the columns to show, and the gap between two of them.
+    """The indices of the columns to show in a terminal of this width, and the gap between two of
+    them. Those in `keep` stay, although `GIVE_WAY` names them.
     """
     kept = list(range(len(header)))
     for gap in (_GAP, _NARROW_GAP):
@@ -88,12 +80,8 @@ class Table:
     def __init__(
         self, header: Row, *, with_header: bool = True, min_widths: Sequence[int] = ()
     ) -> None:
-        """Begin without rows.
-
-        Args:
-            header: names of the columns; an empty one is a remark.
-            with_header: whether the names are shown.
-            min_widths: the width of each column before its rows are known.
+        """Begin without rows. An empty column name is a remark; `min_widths` count before rows are
+        known.
         """
         self._header = tuple(header)
         self._with_header = with_header
@@ -103,12 +91,8 @@ class Table:
         self._shown: list[int] | None = None  # columns under the last printed header
 
     def add(self, rows: Sequence[Row], width: int | None = None) -> list[str]:
-        """Format rows that follow the earlier ones; the header comes first, and again where other
-        columns fit than before.
-
-        Args:
-            rows: the cells, as many as there are columns.
-            width: width of the terminal; None for a table of any width.
+        """Format rows that follow the earlier ones, for a terminal of this width, None for any. The
+        header comes first, and again where other columns fit than before.
         """
         for row in rows:
             self._widths = [
@@ -155,7 +139,6 @@ def _share_out(
 
 
 def _format_row(cells: Row, widths: Sequence[int], gap: int) -> list[str]:
-    """The lines of one row: several where a text is wrapped."""
     wrapped = [
         wrap(cell, width)
         if " " in cell
@@ -185,9 +168,7 @@ def shrink(widths: Sequence[int], kept: Sequence[int], available: int, gap: int)
 
 
 def shorten(text: str, width: int) -> str:
-    """Shorten a name to this width: its middle becomes `…`, because names of pods differ at their
-    end.
-    """
+    """Replace the middle of a name by `…`, because names of pods differ at their end."""
     if len(text) <= width:
         return text
     tail = (width - 1) * 2 // 3
@@ -195,12 +176,8 @@ def shorten(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int, *, indent: str = "") -> list[str]:
-    """Break text between words, so that words and paths stay whole.
-
-    Args:
-        text: text without colors; its own line breaks stay.
-        width: maximum width of a line, unless a single word is longer.
-        indent: start of every line but the first.
+    """Break text without colors between words, so that words and paths stay whole; its own line
+    breaks stay. Every line but the first starts with `indent`.
     """
     lines: list[str] = []
     for line in text.split("\n"):

@@ -49,25 +49,19 @@ class Drawing:
     """
 
     def __init__(self, stream: Callable[[], IO[str] | None]) -> None:
-        """Begin, without drawing yet.
-
-        Args:
-            stream: returns the stream to draw on; None for stderr.
-        """
+        """Begin, without drawing yet. `stream` returns the stream to draw on; None for stderr."""
         self._stream = stream
         self._recent: deque[RenderableType] = deque(maxlen=_MAX_RECENT)
         self._frame: RenderableType = ""
         self._live = self._begin()
 
     def update(self, renderable: RenderableType) -> None:
-        """Draw this in place of the frame before."""
         renderable = _Visible(renderable)
         self._frame = renderable
         self._follow_size()
         self._live.update(renderable, refresh=True)
 
     def print(self, renderable: RenderableType) -> None:
-        """Print above the view."""
         renderable = _Visible(renderable)
         self._follow_size()
         self._recent.append(renderable)

@@ -33,19 +33,15 @@ class NonBlockingWriter(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Encoding of the output."""
         return "utf-8"
 
     def isatty(self) -> bool:
-        """Whether the descriptor is a terminal."""
         return self._tty
 
     def fileno(self) -> int:
-        """The given descriptor."""
         return self._descriptor
 
     def writable(self) -> bool:
-        """True."""
         return True
 
     def write(self, text: str) -> int:
@@ -81,8 +77,8 @@ class NonBlockingWriter(io.TextIOBase):
         return bool(self._buffer)
 
     def drain(self) -> None:
-        """Wait until everything is written, or the reader is gone. On Ctrl-C the descriptor is
-        redirected to /dev/null.
+        """Wait until all is written or the reader is gone; Ctrl-C redirects the descriptor to
+        /dev/null.
         """
         try:
             while self.is_behind:

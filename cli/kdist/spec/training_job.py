@@ -36,7 +36,6 @@ from kdist_trainer.config import (
     ConfigModel,
     Logs,
     Nodes,
-    PositiveSeconds,
     Preflight,
     Script,
     Seconds,
@@ -64,6 +63,11 @@ def _nodes_from_number(value: Any) -> Any:
 def _code_from_path(value: Any) -> Any:
     """`code: ./src` means `{path: ./src}`."""
     return {"path": value} if isinstance(value, str) else value
+
+
+def shared(name: str) -> Any:
+    """The field of this name as the trainer's settings have it."""
+    return TrainConfig.model_fields[name]
 
 
 NodeCount = Annotated[int, Field(ge=1, le=4096)]
@@ -124,7 +128,7 @@ class Spec(ConfigModel):
     procs_per_node: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         "auto", description="Ranks per node; auto is one per GPU, or 1 without GPUs."
     )
-    threads_per_rank: int = Field(1, ge=1, le=1024, description="CPU threads of each rank.")
+    threads_per_rank: int = shared("threads_per_rank")
     resources: Resources = Field(
         Resources(), description=("Requests and limits of each pod; not enforced by `kdist run`.")
     )
@@ -152,14 +156,7 @@ class Spec(ConfigModel):
     env: list[EnvVar] = Field(
         [], max_length=256, description="Environment variables of the training."
     )
-    max_restarts: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
-        None,
-        description=(
-            "Restarts without progress before the job fails; progress resets the count. Without a "
-            "number 10; a script of which no rank has opened a Checkpointer, or an integration "
-            "that resumes, then has none."
-        ),
-    )
+    max_restarts: Annotated[int, Field(ge=0, le=100_000)] | None = shared("max_restarts")
     queue: Label | None = Field(None, description="Kueue LocalQueue that admits the job.")
     rendezvous: Literal["auto", "file", "kubernetes", "c10d"] = Field(
         "auto",
@@ -185,48 +182,22 @@ class Spec(ConfigModel):
             "one with no permissions beyond its rendezvous."
         ),
     )
-    termination_grace_period_seconds: PositiveSeconds = Field(
-        60,
-        description="Seconds between the request to stop and a forced kill.",
-    )
+    termination_grace_period_seconds: int = shared("termination_grace_period_seconds")
     ttl_seconds_after_finished: Seconds = Field(
         86_400, description=("Seconds after which the objects of a finished job are deleted.")
     )
-    rendezvous_timeout_seconds: PositiveSeconds = Field(
-        600, description="Maximum time to wait for enough nodes, in seconds."
-    )
-    join_window_seconds: Seconds = Field(
-        10,
-        description=(
-            "Seconds to wait for further nodes, so that they join together. The wait ends "
-            "once `nodes.max` is reached."
-        ),
-    )
-    collective_timeout_seconds: PositiveSeconds = Field(
-        300, description="Maximum duration of a collective, in seconds."
-    )
-    hang_timeout_seconds: PositiveSeconds = Field(
-        300, description="Seconds without progress after which a rank is killed."
-    )
-    final_scrape_timeout_seconds: Seconds = Field(
-        30,
-        description=(
-            "Maximum time a finished agent keeps serving /metrics for a final scrape, in seconds."
-        ),
-    )
-    logs: Logs = Field(Logs(), description="Logs that are kept when the pods are gone.")
+    rendezvous_timeout_seconds: int = shared("rendezvous_timeout_seconds")
+    join_window_seconds: int = shared("join_window_seconds")
+    collective_timeout_seconds: int = shared("collective_timeout_seconds")
+    hang_timeout_seconds: int = shared("hang_timeout_seconds")
+    final_scrape_timeout_seconds: int = shared("final_scrape_timeout_seconds")
+    logs: Logs = shared("logs")
     pod_template: dict[str, JsonValue] = Field(
         {}, max_length=64, description="Overlay for the pod template, merged last."
     )
-    preflight: Preflight | None = Field(
-        None,
-        description=(
-            "Checks of the network between ranks before they train; a worker group that is "
-            "too slow ends the job."
-        ),
-    )
-    train: Training | None = Field(None, description="Settings of the managed training loop.")
-    script: Script | None = Field(None, description="A torchrun script, run unchanged.")
+    preflight: Preflight | None = shared("preflight")
+    train: Training | None = shared("train")
+    script: Script | None = shared("script")
 
     @model_validator(mode="before")
     @classmethod

@@ -186,8 +186,9 @@ class TrainConfig(ConfigModel):
     max_restarts: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
         None,
         description=(
-            "Restarts without progress before the job fails; by default 10, and none for a script "
-            "of which no rank has opened the job's checkpoints."
+            "Restarts without progress before the job fails; progress resets the count. Without a "
+            "number 10; a script of which no rank has opened a Checkpointer, or an integration "
+            "that resumes, then has none."
         ),
     )
     termination_grace_period_seconds: PositiveSeconds = Field(
@@ -200,8 +201,8 @@ class TrainConfig(ConfigModel):
     join_window_seconds: Seconds = Field(
         10,
         description=(
-            "Seconds to wait for further nodes, so that they join together. Nobody waits once "
-            "`nodes.max` is reached."
+            "Seconds to wait for further nodes, so that they join together. The wait ends "
+            "once `nodes.max` is reached."
         ),
     )
     collective_timeout_seconds: PositiveSeconds = Field(
@@ -221,7 +222,11 @@ class TrainConfig(ConfigModel):
         [], description="Variables whose values are in no log that is kept."
     )
     preflight: Preflight | None = Field(
-        None, description="Checks of the network between ranks before they train."
+        None,
+        description=(
+            "Checks of the network between ranks before they train; a worker group that is "
+            "too slow ends the job."
+        ),
     )
     train: Training | None = Field(None, description="Settings of the managed training loop.")
     script: Script | None = Field(None, description="A torchrun script, run unchanged.")

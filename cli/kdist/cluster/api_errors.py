@@ -122,9 +122,17 @@ def explain(
             hint="remove one of them from the job's podTemplate",
             **facts,
         )
-    causes = _causes(facts["details"])
+    causes = [
+        (str(each.get("field") or "").lstrip("."), str(each.get("message") or ""))
+        for each in facts["details"].get("causes") or []
+        if isinstance(each, dict)
+    ]
     if status == 409 and causes and (owners := dict.fromkeys(_CONFLICT_OWNER.findall(message))):
-        conflicts = "; ".join(f"{field} is set by {_owner(why)}" for field, why in causes)
+        conflicts = "; ".join(
+            f"{field} is set by {owner['manager'] if owner else why}"
+            for field, why in causes
+            for owner in [_CONFLICT_OWNER.search(why)]
+        )
         hint = "leave these fields out of the job, or take them over with --force-conflicts"
         return ApiError(f"{description}: {conflicts}", hint=hint, owners=tuple(owners), **facts)
     if status == 422 and causes:
@@ -136,21 +144,6 @@ def explain(
         )
         return ApiError(f"{description}: {problems}", **facts)
     return ApiError(f"{description}: {message}", **facts)
-
-
-def _causes(details: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(field, message) of each cause."""
-    causes = details.get("causes") or []
-    return [
-        (str(each.get("field") or "").lstrip("."), str(each.get("message") or ""))
-        for each in causes
-        if isinstance(each, dict)
-    ]
-
-
-def _owner(why: str) -> str:
-    found = _CONFLICT_OWNER.search(why)
-    return found["manager"] if found else why
 
 
 def _forbidden(found: re.Match[str], *, namespace: str, facts: dict[str, Any]) -> ApiError:

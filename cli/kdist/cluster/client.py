@@ -63,6 +63,7 @@ def normalize(document: Mapping[str, Any]) -> Document:
 
 _ATTEMPTS = 5  # attempts; controllers write objects between our read and our write
 _IDENTITY = ("uid", "resourceVersion")
+_UNREADABLE = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
 # If the object does not exist, an apply creates it whatever version it contains. An object that
 # somebody creates in the meantime never has version 1, which etcd has before its first write: the
 # apply then gets 409, and the object is read.
@@ -122,9 +123,10 @@ class Objects(ObjectLists):
         subresource: str = "",
     ) -> Document:
         """Fetch an object, or a subresource of it. Raises `ApiNotFoundError` if there is none."""
-        return self._ask(
+        request = self._request(
             "GET", "get", api_version, kind, name=name, namespace=namespace, subresource=subresource
         )
+        return self._transport.send(request).document()
 
     def find(self, manifest: Manifest) -> Document | None:
         """The object on the server, None if it does not exist. Raises `ApiNotFoundError` if the
@@ -136,6 +138,28 @@ class Objects(ObjectLists):
             if not error.details.get("name"):
                 raise  # the kind is missing, not the object
             return None
+
+    def find_readable(
+        self, api_version: str, kind: str, name: str, namespace: str | None = None
+    ) -> Document | None:
+        """The object; None if it does not exist, or the user may not read it."""
+        try:
+            return self.get(api_version, kind, name, namespace)
+        except ApiError as error:
+            if error.status not in _UNREADABLE:
+                raise
+            return None
+
+    def list_readable(self, api_version: str, kind: str, **which: Any) -> list[Document]:
+        """The objects that `which` chooses, as for `list`; none if the cluster does not serve the
+        kind, or the user may not list it.
+        """
+        try:
+            return self.list(api_version, kind, **which)
+        except ApiError as error:
+            if error.status not in _UNREADABLE:
+                raise
+            return []
 
     def send_apply(self, manifest: Manifest, *, dry_run: bool, force: bool) -> ApiResponse:
         """Send an object by server-side apply as the connection's field manager."""
@@ -251,11 +275,6 @@ class Objects(ObjectLists):
         except ApiNotFoundError:
             return False
         return True
-
-    def _ask(self, method: str, verb: str, api_version: str, kind: str, **where: Any) -> Document:
-        return self._transport.send(
-            self._request(method, verb, api_version, kind, **where)
-        ).document()
 
     def _request(
         self,
@@ -447,36 +466,15 @@ class Cluster(Objects, PodStreams):
         return str(((found.get("status") or {}).get("userInfo") or {}).get("username") or "")
 
 
-_ABSENT = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
-
-
 def find_resource(cluster: Cluster, name: str, namespace: str | None = None) -> Document | None:
     """The TrainingJob of this name; None if there is none, if the cluster serves no TrainingJobs,
     or if the user may not read them.
     """
-    try:
-        return cluster.get(*TRAINING_JOB, name, namespace)
-    except ApiError as error:
-        if error.status not in _ABSENT:
-            raise
-        return None
+    return cluster.find_readable(*TRAINING_JOB, name, namespace)
 
 
-def list_resources(
-    cluster: Cluster,
-    namespace: str | None = None,
-    *,
-    all_namespaces: bool = False,
-    selector: str = "",
-) -> list[Document]:
-    """The TrainingJobs with these labels; none if the cluster serves none, or the user may not
-    list them.
+def list_resources(cluster: Cluster, namespace: str | None = None, **which: Any) -> list[Document]:
+    """The TrainingJobs that `which` chooses, as for `list`; none if the cluster serves none, or the
+    user may not list them.
     """
-    try:
-        return cluster.list(
-            *TRAINING_JOB, namespace=namespace, all_namespaces=all_namespaces, selector=selector
-        )
-    except ApiError as error:
-        if error.status not in _ABSENT:
-            raise
-        return []
+    return cluster.list_readable(*TRAINING_JOB, namespace=namespace, **which)

@@ -701,7 +701,11 @@ def _find_proxy(server: str, configured: str) -> str:
     """
     parts = urlsplit(server)
     direct = _is_direct(parts.hostname or "", server)
-    proxy = configured or ("" if direct else _environment_proxy(parts.scheme))
+    proxy = configured
+    if not proxy and not direct:
+        from urllib.request import getproxies  # imports an HTTP client of its own
+
+        proxy = getproxies().get(parts.scheme, "")
     if proxy and urlsplit(proxy).scheme not in ("http", "https"):
         raise KdistError(
             f"the proxy {proxy} "
@@ -715,12 +719,6 @@ def _find_proxy(server: str, configured: str) -> str:
             code=Code.UNREACHABLE,
         )
     return proxy
-
-
-def _environment_proxy(scheme: str) -> str:
-    from urllib.request import getproxies  # imports an HTTP client of its own
-
-    return getproxies().get(scheme, "")
 
 
 def _is_direct(host: str, server: str) -> bool:

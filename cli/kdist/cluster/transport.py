@@ -381,7 +381,12 @@ class Transport:
                 found = read(response, request.most) if accepted else None
                 body = b"" if accepted else _read_body(response, _MOST_ERROR_BYTES)
             except TooLargeError as error:
-                raise self._too_large(request, error) from error
+                raise ResponseTooLargeError(
+                    f"{request.description}: {error}",
+                    hint=f"{self.access.server} sends more than an API server does: check its "
+                    "address",
+                    code=Code.UNREACHABLE,
+                ) from error
             except OSError as error:
                 self.retry_policy.connection_lost()
                 if not self._is_retryable_error(error, request, attempts):
@@ -485,13 +490,6 @@ class Transport:
         if status in RETRYABLE and request.retry and not is_permanent(status, message):
             error.code = Code.UNREACHABLE
         return error
-
-    def _too_large(self, request: ApiRequest, error: OSError) -> KdistError:
-        return ResponseTooLargeError(
-            f"{request.description}: {error}",
-            hint=f"{self.access.server} sends more than an API server does: check its address",
-            code=Code.UNREACHABLE,
-        )
 
     def _unreachable(self, error: OSError, attempts: Attempts) -> KdistError:
         if is_wrong_certificate(error):

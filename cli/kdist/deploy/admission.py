@@ -18,7 +18,7 @@ from kdist.deploy.plan import Plan
 from kdist.errors import Code, KdistError
 from kdist.manifest import ForeignError, JobOwner, Manifest, find_owner
 from kdist.render import find_pods
-from kdist.status import find_owning_resource
+from kdist.status import documents, find_owning_resource
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -59,23 +59,12 @@ def check_pod_admission(cluster: Cluster, plan: Plan, warned: tuple[str, ...]) -
         text, may = error.message, error.code != Code.FORBIDDEN
     if found := _VIOLATION.search(text):
         raise _refuse(cluster, found)
-    if not may:
-        _read_warnings(cluster, warned)
-
-
-def _read_warnings(cluster: Cluster, warned: tuple[str, ...]) -> None:
-    """Raise the error of a warning whose level is the one that the namespace enforces."""
-    from kdist.cluster import ApiError
-
-    found = next(filter(None, map(_VIOLATION.search, warned)), None)
-    if found is None:
-        return
-    try:
-        namespace = cluster.get("v1", "Namespace", cluster.namespace)
-    except ApiError:
-        return  # the warning itself has been shown
-    if (namespace["metadata"].get("labels") or {}).get(ENFORCE) == found["level"]:
-        raise _refuse(cluster, found)
+    # a warning counts if its level is the one that the namespace enforces
+    warning = None if may else next(filter(None, map(_VIOLATION.search, warned)), None)
+    if warning is not None:
+        namespace = cluster.find_readable("v1", "Namespace", cluster.namespace)
+        if documents.label(namespace, ENFORCE) == warning["level"]:
+            raise _refuse(cluster, warning)
 
 
 def _refuse(cluster: Cluster, found: re.Match[str]) -> KdistError:
@@ -105,13 +94,8 @@ def check_names(cluster: Cluster, owner: JobOwner, manifests: Iterable[Manifest]
     owner = replace(owner, uid=owner.uid or _UNBORN)
 
     def find(manifest: Manifest) -> ForeignError | None:
-        from kdist.cluster import ApiError
-
-        try:
-            found = cluster.get(manifest.api_version, manifest.kind, manifest.name)
-        except ApiError as error:
-            if error.status not in (403, 404):
-                raise
+        found = cluster.find_readable(manifest.api_version, manifest.kind, manifest.name)
+        if found is None:
             return None  # the controller looks too
         try:
             owner.check(found, api_version=manifest.api_version, kind=manifest.kind)

@@ -27,9 +27,17 @@ from kdist.backends import RUNTIME
 from kdist.deploy import live_workload
 from kdist.deploy.admission import check_pod_admission, join
 from kdist.deploy.delete import adopt, drop_owner, find_leftovers
-from kdist.deploy.plan import Plan
+from kdist.deploy.plan import Plan, objects_of
 from kdist.errors import KdistError, NotFoundError
-from kdist.manifest import JOB_LABEL, MANAGED_BY, OWNER, Manifest, mark, name_rendezvous
+from kdist.manifest import (
+    JOB_LABEL,
+    MANAGED_BY,
+    OWNER,
+    ForeignError,
+    Manifest,
+    mark,
+    name_rendezvous,
+)
 from kdist.status import ASKED, ExitRecord
 from kdist_trainer.formats import REQUESTED_AT
 
@@ -86,10 +94,7 @@ def create_key(
         "kind": backends.KEY_KIND[1],
         "metadata": {
             "name": name,
-            "labels": {
-                MANAGED_BY: "kdist",
-                JOB_LABEL: job.metadata.name,
-            },
+            "labels": {MANAGED_BY: "kdist", JOB_LABEL: job.metadata.name},
             "annotations": {OWNER: mark(job.metadata.name, backends.KEY_KIND[1], name)},
             "ownerReferences": [{**owner, "controller": False, "blockOwnerDeletion": False}],
         },
@@ -114,7 +119,7 @@ def create_key(
 _RUNTIME_SECONDS = 20.0  # for which a TrainJob is retried until Trainer knows its runtime
 # suffix of the key under which the agents store the run result, in the trainer's encoding
 _RESULT_KEY_SUFFIX = "_2frun_5fresult"
-# an annotation of the rendezvous, which the agents read
+# in the server's messages
 _IMMUTABLE = ("immutable", "updates to statefulset spec", "cannot be changed", "cannot be updated")
 
 
@@ -214,8 +219,8 @@ def forget_end(cluster: Cluster, owner: JobOwner) -> None:
     from kdist.cluster import JobObjects
 
     if find_result(cluster, owner) is not None:
-        objects = JobObjects(cluster, owner)
-        objects.change("v1", "ConfigMap", name_rendezvous(owner.name), {"binaryData": None})
+        body = {"binaryData": None}
+        JobObjects(cluster, owner).change("v1", "ConfigMap", name_rendezvous(owner.name), body)
 
 
 def request_start(cluster: Cluster, owner: JobOwner, job: TrainingJob | None) -> None:
@@ -250,7 +255,7 @@ def find_result(cluster: Cluster, owner: JobOwner) -> ExitRecord | None:
 
 
 def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Iterator[ApplyResult]:
-    from kdist.cluster import ApiError, Applied, ForeignError
+    from kdist.cluster import ApiError, Applied
 
     rejected: list[tuple[Manifest, KdistError]] = []
     objects = _objects(cluster, plan)
@@ -274,34 +279,22 @@ def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Itera
                 raise
             rejected.append((manifest, error))
             continue
-        if not dry_run and _is_workload(plan, manifest):
-            applied = _adopt(cluster, plan, applied)
+        # the workload, which is applied last, becomes the owner of the job's other objects
+        is_workload = manifest.kind == backends.get(plan.placement.backend).kind
+        adopts = is_workload and not dry_run
+        if adopts and (titles := adopt(cluster, plan.job.metadata.name, applied.document)):
+            text = (
+                f"{', '.join(titles)} will outlive the job, because you may not set their owner: "
+                "`kdist delete` deletes them"
+            )
+            applied = replace(applied, warnings=(*applied.warnings, text))
         yield ApplyResult(manifest, applied)
     if rejected:
         raise _explain(plan, rejected)
 
 
-def _is_workload(plan: Plan, manifest: Manifest) -> bool:
-    return manifest.kind == backends.get(plan.placement.backend).kind
-
-
-def _adopt(cluster: Cluster, plan: Plan, applied: Applied) -> Applied:
-    """Make the workload, which is applied last, the owner of the job's other objects."""
-    if titles := adopt(cluster, plan.job.metadata.name, applied.document):
-        text = (
-            f"{', '.join(titles)} will outlive the job, because you may not set their "
-            "owner: `kdist delete` deletes them"
-        )
-        return replace(applied, warnings=(*applied.warnings, text))
-    return applied
-
-
 def _objects(cluster: Cluster, plan: Plan) -> JobObjects:
-    """What applies and changes the job's objects."""
-    from kdist.cluster import JobObjects, JobOwner
-
-    owner = JobOwner(cluster.namespace, plan.job.metadata.name, plan.placement.backend)
-    return JobObjects(cluster, owner)
+    return objects_of(cluster, plan.job.metadata.name, plan.placement.backend)
 
 
 def _apply_one(objects: JobObjects, manifest: Manifest, *, dry_run: bool, force: bool) -> Applied:
@@ -345,44 +338,33 @@ def keep_runtime(cluster: Cluster, name: str, manifests: Iterable[Manifest]) -> 
     The webhooks of Trainer and Kueue look it up before they remove a TrainJob's last finalizer: a
     TrainJob whose runtime is deleted first, as a foreground deletion does, would never go away.
     """
-    from kdist.cluster import JobObjects, JobOwner
-
-    objects = JobObjects(cluster, JobOwner(cluster.namespace, name))
     for runtime in (each for each in manifests if each.kind == RUNTIME):
         try:
             cluster.get(runtime.api_version, runtime.kind, runtime.name)
         except NotFoundError:
-            objects.apply(runtime)
+            objects_of(cluster, name).apply(runtime)
 
 
 def _explain(plan: Plan, rejected: list[tuple[Manifest, KdistError]]) -> KdistError:
     """One error for everything that was rejected. Objects of other owners take precedence, then
     immutable fields, then the first error.
     """
-    from kdist.cluster import ForeignError
-
     name = plan.job.metadata.name
     if foreign := [error for _, error in rejected if isinstance(error, ForeignError)]:
         return join(foreign)
     for _, error in rejected:
         if any(sign in str(error) for sign in _IMMUTABLE):
+            first = f"these fields of {name} cannot be changed while it exists:"
             return KdistError(
-                "\n  ".join(
-                    [
-                        f"these fields of {name} cannot be changed while it exists:",
-                        *(str(each) for _, each in rejected),
-                    ]
-                ),
+                "\n  ".join([first, *(str(each) for _, each in rejected)]),
                 hint="`kdist delete` keeps the checkpoints, and the next apply resumes from them",
                 next_command=f"kdist delete {name} -n {plan.job.metadata.namespace}",
             )
-    first = rejected[0][1]
+    error = rejected[0][1]
     if len(rejected) == 1:
-        return first
-    return KdistError(
-        "\n  ".join(["these objects were rejected:", *(str(each) for _, each in rejected)]),
-        hint=first.hint,
-    )
+        return error
+    lines = ["these objects were rejected:", *(str(each) for _, each in rejected)]
+    return KdistError("\n  ".join(lines), hint=error.hint)
 
 
 @dataclass(frozen=True)

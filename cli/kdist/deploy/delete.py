@@ -16,19 +16,28 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kdist import backends, rbac
 from kdist.backends import CLAIM, DEPENDENT_KINDS, RUNTIME, is_made_for, workload_kinds
-from kdist.deploy.plan import Plan
+from kdist.deploy.plan import Plan, objects_of
 from kdist.errors import Code, KdistError, NotFoundError
-from kdist.manifest import MANAGED_BY, RENDEZVOUS_SUFFIX, Manifest, find_owner, job_selector, sort
+from kdist.manifest import (
+    MANAGED_BY,
+    RENDEZVOUS_SUFFIX,
+    ForeignError,
+    Manifest,
+    find_owner,
+    job_selector,
+    sort,
+)
 from kdist.status import BACKEND
 from kdist.status.documents import annotation
 from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
-    from kdist.cluster import Cluster, JobObjects
+    from kdist.cluster import Cluster
 
 
 Reference = dict[str, Any]
@@ -75,20 +84,12 @@ def _find(cluster: Cluster, name: str) -> list[Manifest]:
     """Metadata of the job's objects that its workload owns or should own, as far as they may be
     listed.
     """
-
-    def fetch(kind: tuple[str, str]) -> Iterable[dict[str, Any]]:
-        from kdist.cluster import ApiError
-
-        try:
-            return cluster.list(*kind, selector=job_selector(name), metadata_only=True)
-        except ApiError as error:
-            if error.status in (403, 404):
-                return []
-            raise
-
     kinds = [each for each in DEPENDENT_KINDS if each[1] != CLAIM]
+    fetch = partial(cluster.list_readable, selector=job_selector(name), metadata_only=True)
     with ThreadPoolExecutor(len(kinds)) as pool:
-        listed = [Manifest(each) for found in pool.map(fetch, kinds) for each in found]
+        listed = [
+            Manifest(each) for found in pool.map(fetch, *zip(*kinds, strict=True)) for each in found
+        ]
     ours = [each for each in listed if find_owner(each.document) == name]
     return [each for each in ours if (each.kind, each.name) != ("ConfigMap", name)]
 
@@ -104,12 +105,11 @@ def _change(
     """
 
     def change(each: Manifest) -> str:
-        from kdist.cluster import ApiError, JobObjects, JobOwner
+        from kdist.cluster import ApiError
 
-        objects = JobObjects(cluster, JobOwner(cluster.namespace, name))
         body = {"metadata": {"ownerReferences": owners(find_others(each.document, name))}}
         try:
-            objects.change(each.api_version, each.kind, each.name, body)
+            objects_of(cluster, name).change(each.api_version, each.kind, each.name, body)
         except NotFoundError:
             return ""  # deleted meanwhile
         except ApiError as error:
@@ -138,16 +138,19 @@ def find_leftovers(cluster: Cluster, plan: Plan) -> list[Manifest]:
         return []
     name = plan.job.metadata.name
     planned = {(each.kind, each.name) for each in plan.manifests}
+    fetch = partial(cluster.list_readable, selector=f"{job_selector(name)},{MANAGED_BY}=kdist")
     with ThreadPoolExecutor(len(_KINDS)) as pool:
         listed = [
-            each
-            for found in pool.map(lambda kind: _list(cluster, kind[0], kind[1], name), _KINDS)
+            Manifest(each)
+            for found in pool.map(fetch, *zip(*_KINDS, strict=True))
             for each in found
         ]
     left = [
         each
-        for each in map(Manifest, listed)
-        if (each.kind, each.name) not in planned and _is_ours(each.document, name)
+        for each in listed
+        if (each.kind, each.name) not in planned
+        and find_owner(each.document) == name
+        and not find_others(each.document, name)
     ]
     if not left:
         return []
@@ -166,26 +169,10 @@ def prune(cluster: Cluster, plan: Plan, *, dry_run: bool = False) -> Iterator[Ma
     leftovers = find_leftovers(cluster, plan)
     if leftovers and not dry_run:
         rbac.require(cluster, rbac.to_delete(leftovers))
-    objects = _objects(cluster, plan.job.metadata.name)
+    objects = objects_of(cluster, plan.job.metadata.name)
     for each in leftovers:
         if objects.remove(each.api_version, each.kind, each.name, dry_run=dry_run):
             yield each
-
-
-def _list(cluster: Cluster, api_version: str, kind: str, name: str) -> list[dict[str, Any]]:
-    from kdist.cluster import ApiError
-
-    try:
-        return cluster.list(api_version, kind, selector=f"{job_selector(name)},{MANAGED_BY}=kdist")
-    except ApiError as error:
-        if error.status in (403, 404):
-            return []
-        raise
-
-
-def _is_ours(document: dict[str, Any], name: str) -> bool:
-    """Whether the object is the job's, by its annotation, and only the workload owns it."""
-    return find_owner(document) == name and not find_others(document, name)
 
 
 def is_active(pod: dict[str, Any]) -> bool:
@@ -240,18 +227,13 @@ def find_objects(cluster: Cluster, name: str) -> tuple[list[Manifest], list[Mani
         for each in seen
         if each not in ours and not each.document["metadata"].get("ownerReferences")
     ]
-    return sort(each for each in ours if not _is_garbage_collected(each, name))[::-1], sort(
-        foreign
-    )[::-1]
 
+    def is_owned(each: Manifest) -> bool:
+        # a runtime has to exist until its TrainJob, which owns it, is gone
+        is_runtime = each.kind == RUNTIME
+        return bool(_references(each.document) if is_runtime else find_others(each.document, name))
 
-def _is_garbage_collected(manifest: Manifest, name: str) -> bool:
-    """Whether the object is garbage-collected with its owner. A runtime has to exist until its
-    TrainJob is gone.
-    """
-    if manifest.kind == RUNTIME:
-        return bool(manifest.document["metadata"].get("ownerReferences"))
-    return bool(find_others(manifest.document, name))
+    return sort(each for each in ours if not is_owned(each))[::-1], sort(foreign)[::-1]
 
 
 def _find_kind(
@@ -338,7 +320,7 @@ def remove(
     if workloads and wait is not None and not dry_run:
         # otherwise it would be deleted at once, but pods need the rendezvous to save
         drop_owner(cluster, name, but=RUNTIME)
-    own = _objects(cluster, name)
+    own = objects_of(cluster, name)
     makers = find_all_makers(cluster, workloads) if grace is not None else frozenset[str]()
     for each in workloads:
         own.remove(each.api_version, each.kind, each.name, dry_run=dry_run)
@@ -353,12 +335,6 @@ def remove(
         yield each
 
 
-def _objects(cluster: Cluster, name: str, makers: frozenset[str] = frozenset()) -> JobObjects:
-    from kdist.cluster import JobObjects, JobOwner
-
-    return JobObjects(cluster, JobOwner(cluster.namespace, name, makers=makers))
-
-
 def find_all_makers(cluster: Cluster, workloads: Iterable[Manifest]) -> frozenset[str]:
     """The uids of a job's workloads, and of what these have created to make its pods."""
     from kdist.cluster import find_makers
@@ -370,9 +346,7 @@ def find_all_makers(cluster: Cluster, workloads: Iterable[Manifest]) -> frozense
 
 def end_pods(cluster: Cluster, name: str, *, makers: frozenset[str], grace: int) -> None:
     """Delete the pods that these makers have made, with this grace period in seconds."""
-    from kdist.cluster import ForeignError
-
-    own = _objects(cluster, name, makers)
+    own = objects_of(cluster, name, makers=makers)
     for pod in find_pods(cluster, name):
         with suppress(ForeignError):
             own.remove("v1", "Pod", pod["metadata"]["name"], grace=grace)

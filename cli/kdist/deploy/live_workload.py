@@ -9,13 +9,14 @@ with it the pods, can write these digests; more people may edit the job's Config
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kdist import backends
 from kdist.backends import RUNTIME, Backend
 from kdist.errors import KdistError
 from kdist.manifest import JobOwner, Manifest
+from kdist.render import find_pods
 from kdist.spec import RUN
 from kdist.status import BACKEND, RENDEZVOUS, RUN_ID, documents
 from kdist_trainer.formats.json_text import encode_json
@@ -94,7 +95,6 @@ def _digest(manifest: Manifest) -> str:
 
 
 Document = dict[str, Any]
-_ABSENT = (403, 404)
 
 
 class LiveWorkload(NamedTuple):
@@ -123,7 +123,7 @@ def find_live_workload(
         if backend.name == "trainjob":
             runtime = _find_own(cluster, JobOwner(namespace, name, backend.name), RUNTIME)
             made_from = [each for each in (runtime, found) if each is not None]
-        pods = next((pod for each in made_from for pod in _find_templates(each)), {})
+        pods = next((pod for each in made_from for pod in find_pods(each)), {})
         run = documents.annotation(found, RUN)
         decided = {
             BACKEND: backend.name,
@@ -147,29 +147,9 @@ def refuse_without(cluster: Cluster, name: str, live: LiveWorkload) -> KdistErro
 
 def _find_own(cluster: Cluster, owner: JobOwner, kind: str) -> Document | None:
     """The object of this kind with the job's name, if it is the job's own."""
-    from kdist.cluster import ApiError
-
     kinds = {known: version for version, known in backends.rendered_kinds(owner.backend)}
-    try:
-        found = cluster.get(kinds[kind], kind, owner.name, owner.namespace)
-    except ApiError as error:
-        if error.status in _ABSENT:
-            return None
-        raise
-    return found if owner.owns(found, kind) else None
-
-
-def _find_templates(value: Any) -> Iterator[Mapping[str, Any]]:
-    """The templates of pods in a document."""
-    if isinstance(value, Mapping):
-        if is_pod(value):
-            yield value
-            return
-        for each in value.values():
-            yield from _find_templates(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _find_templates(each)
+    found = cluster.find_readable(kinds[kind], kind, owner.name, owner.namespace)
+    return found if found is not None and owner.owns(found, kind) else None
 
 
 def _read_rendezvous(pod: Mapping[str, Any]) -> str:

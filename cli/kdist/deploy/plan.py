@@ -15,7 +15,7 @@ from kdist.backends import Placement
 from kdist.deploy.live_workload import find_live_workload, is_new, select_workload
 from kdist.errors import KdistError, NotFoundError
 from kdist.load.folder import CodeFolder, find_code
-from kdist.manifest import Manifest
+from kdist.manifest import JobOwner, Manifest
 from kdist.rbac import Right
 from kdist.spec import RUN, TrainingJob
 from kdist.status import (
@@ -31,7 +31,7 @@ from kdist.status import (
 from kdist_trainer.formats.untrusted_text import parse_json
 
 if TYPE_CHECKING:
-    from kdist.cluster import Cluster
+    from kdist.cluster import Cluster, JobObjects
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,10 @@ def _find_placed(
     """
     name = job.metadata.name
     live = find_live_workload(cluster, name) if config_map is None else None
-    decided = _annotations(config_map) if live is None else live.decided
+    annotations = documents.mapping(config_map, "metadata", "annotations")
+    decided = {key: each for key, each in annotations.items() if isinstance(each, str)}
+    if live is not None:
+        decided = live.decided
     check_kind(cluster, job, decided.get(BACKEND, ""))
     backend = choose_backend(cluster, job, decided)
     if live is not None:
@@ -190,8 +193,6 @@ def _find_workload(cluster: Cluster, backend: str, name: str) -> dict[str, Any] 
     """The job's workload on the cluster, or None. Raises `ForeignError` for a workload of this name
     that has another owner.
     """
-    from kdist.cluster import JobOwner
-
     kind = backends.get(backend)
     try:
         found = cluster.get(kind.api_version, kind.kind, name)
@@ -258,23 +259,25 @@ def _describe_state(
         yield (f"{name} stays suspended: `kdist resume {name} -n {cluster.namespace}` starts it")
 
 
+def objects_of(
+    cluster: Cluster, name: str, backend: str = "", *, makers: frozenset[str] = frozenset()
+) -> JobObjects:
+    """What creates, changes and deletes the objects of a job."""
+    from kdist.cluster import JobObjects
+
+    return JobObjects(cluster, JobOwner(cluster.namespace, name, backend, makers=makers))
+
+
 def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:
     """The job's ConfigMap, or None. Raises `ForeignError` for a ConfigMap of this name that has
     another owner.
     """
-    from kdist.cluster import JobOwner
-
     try:
         found = cluster.get("v1", "ConfigMap", name)
     except NotFoundError:
         return None
     JobOwner(cluster.namespace, name).check(found, api_version="v1", kind="ConfigMap")
     return found
-
-
-def _annotations(config_map: dict[str, Any] | None) -> dict[str, str]:
-    found = documents.mapping(config_map, "metadata", "annotations")
-    return {key: each for key, each in found.items() if isinstance(each, str)}
 
 
 def check_kind(cluster: Cluster, job: TrainingJob, decided: str) -> None:

@@ -22,6 +22,7 @@ from kdist.deploy.plan import (
     check_kind,
     choose_backend,
     find_config_map,
+    objects_of,
     refuse_direct,
 )
 from kdist.errors import KdistError, NotFoundError
@@ -42,7 +43,7 @@ from kdist.status import BACKEND, find_owning_resource
 from kdist.status.documents import text
 
 if TYPE_CHECKING:
-    from kdist.cluster import Cluster, JobObjects
+    from kdist.cluster import Cluster
 
 Document = dict[str, Any]
 
@@ -58,8 +59,10 @@ def uses_resource(cluster: Cluster, name: str, *, direct: bool) -> bool:
     """
     from kdist.cluster import find_resource
 
+    api_version, kind = TRAINING_JOB
+    named = Manifest({"apiVersion": api_version, "kind": kind, "metadata": {"name": name}})
     served = not direct and cluster.serves(*TRAINING_JOB)
-    if served and not rbac.find_missing(cluster, rbac.to_send([_name_only(name)])):
+    if served and not rbac.find_missing(cluster, rbac.to_send([named])):
         if _is_applied_directly(cluster, name):
             raise _refuse_resource(cluster, name)
         return True
@@ -77,11 +80,6 @@ def _is_applied_directly(cluster: Cluster, name: str) -> bool:
     except NotFoundError:
         return False
     return find_owner(found, "ConfigMap") == name and find_owning_resource(found) is None
-
-
-def _name_only(name: str) -> Manifest:
-    api_version, kind = TRAINING_JOB
-    return Manifest({"apiVersion": api_version, "kind": kind, "metadata": {"name": name}})
 
 
 def _refuse_resource(cluster: Cluster, name: str) -> KdistError:
@@ -252,7 +250,7 @@ def send_resource(
         ForeignError: an object that the controller would create exists, and is somebody else's.
         KdistError: the API server rejects one, or the job's pods.
     """
-    objects = _objects(cluster, plan.job.metadata.name)
+    objects = objects_of(cluster, plan.job.metadata.name)
     if not dry_run:
         rbac.require(cluster, rbac.to_send(plan.manifests))
     check_names(cluster, plan.owner, plan.objects.manifests)
@@ -277,12 +275,6 @@ def send_resource(
     if plan.code is not None and plan.before is None:
         body = {"metadata": {"ownerReferences": [_refer_to(result.applied.document)]}}
         objects.change("v1", "ConfigMap", plan.code.name, body)
-
-
-def _objects(cluster: Cluster, name: str) -> JobObjects:
-    from kdist.cluster import JobObjects, JobOwner
-
-    return JobObjects(cluster, JobOwner(cluster.namespace, name))
 
 
 def prune_code(
@@ -310,7 +302,7 @@ def prune_code(
     for each in old:
         if f'"{each.name}"' in made_from or is_used(pods, each):
             continue
-        if _objects(cluster, name).remove("v1", "ConfigMap", each.name, dry_run=dry_run):
+        if objects_of(cluster, name).remove("v1", "ConfigMap", each.name, dry_run=dry_run):
             yield each
 
 

@@ -104,7 +104,11 @@ def _load_documents(
         )
         raise InvalidJobError(
             source,
-            [each if each.excerpt else _with_excerpt(each, lines, source) for each in ordered],
+            [
+                # its line, unless it is in another file than the job's
+                each if each.excerpt or each.source != source else each.with_excerpt(lines)
+                for each in ordered
+            ],
             next_command=_explain(ordered),
         )
     return jobs
@@ -130,11 +134,6 @@ def _explain(problems: Sequence[Problem]) -> str:
                 return f"kdist explain {field.path.replace('[]', '')}"
             path = path[:-1]
     return ""
-
-
-def _with_excerpt(problem: Problem, lines: Sequence[str], source: str) -> Problem:
-    """The problem with its line, unless it is in another file than the job's."""
-    return problem.with_excerpt(lines) if problem.source == source else problem
 
 
 def _names_files(job: TrainingJob) -> bool:

@@ -36,8 +36,7 @@ class _Field(NamedTuple):
 
     def problem(self, message: str, *, near: str = "", hint: str = "") -> Problem:
         mark = locate(self.tree, self.path).value
-        shown, width = show(self.path), mark.width
-        return Problem(mark.source, mark.line, mark.column, shown, message, near, hint, width=width)
+        return mark.problem(message, path=show(self.path), suggestion=near, hint=hint)
 
     def reference(self) -> str:
         """The field and its place, for problems of the file that it names. `kdist run SCRIPT` has
@@ -94,7 +93,12 @@ def _checks(
     if spec.code is not None and spec.code.config_map is not None:
         if use == "here":
             field = _Field(tree, ("spec", "code"))
-            yield field, _refuse_config_map(field, spec.code.config_map)
+            problem = field.problem(
+                f"is the ConfigMap {spec.code.config_map} of a cluster, which `kdist run` does not "
+                "read",
+                hint="--set spec.code=FOLDER names the same code on this machine",
+            )
+            yield field, iter([problem])
         return
     if spec.code is not None and spec.code.path is not None:
         folder = resolve_path(base, spec.code.path)
@@ -123,13 +127,6 @@ def _checks(
         yield field, _check_module(field, name, class_name, folder, base, use)
         if folder is not None and use == "cluster":
             yield field, _check_sent(field, _module_file(folder, name), folder)
-
-
-def _refuse_config_map(field: _Field, name: str) -> Iterator[Problem]:
-    yield field.problem(
-        f"is the ConfigMap {name} of a cluster, which `kdist run` does not read",
-        hint="--set spec.code=FOLDER names the same code on this machine",
-    )
 
 
 def _check_folder(field: _Field, name: str, folder: Path) -> Iterator[Problem]:

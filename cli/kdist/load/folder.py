@@ -327,17 +327,14 @@ def find_warnings(tree: YamlNode, job: TrainingJob, *, base: Path) -> Iterator[P
     if folder is not None:
         from kdist.load.problems import locate  # only files with problems need the rest of it
 
-        mark = locate(tree, ("spec", "code")).value
+        mark = locate(tree, ("spec", "code")).value._replace(width=1)
         for sent, reason in _in_files(folder):
-            yield Problem(
-                mark.source,
-                mark.line,
-                mark.column,
-                "spec.code",
+            yield mark.problem(
                 f"{folder.shown}/{sent.name} looks like a credential ({reason}), and would be sent "
                 "in a ConfigMap, which also the role `view` may read",
                 hint=f"list it in {folder.shown}/.kdistignore; a Secret, named in spec.env[].secret"
                 " or podTemplate, brings it to the pods",
+                path="spec.code",
             )
 
 
@@ -389,12 +386,9 @@ def _in_variable(item: YamlNode, path: tuple[str | int, ...]) -> Iterator[Proble
     reference = "secret: {name: SECRET, key: KEY}"
     if path[1] == "podTemplate":
         reference = "valueFrom: {secretKeyRef: {name: SECRET, key: KEY}}"
-    yield Problem(
-        value.mark.source,
-        value.mark.line,
-        value.mark.column,
-        show(path),
+    yield value.mark._replace(width=1).problem(
         f"the value of {name} would be readable for everyone who may read ConfigMaps, pods or this "
         "file",
+        path=show(path),
         hint=f"`{reference}` instead of `value` takes it from a Secret",
     )

@@ -35,33 +35,28 @@ def override(tree: YamlNode, overrides: Sequence[str]) -> tuple[YamlNode, list[P
     problems: list[Problem] = []
     for each in overrides:
         source = each.option if isinstance(each, OptionOverride) else f"--set {shown(each, 120)}"
+        mark = Mark(source, 0, 0)
         text, equals, value = _split(each)
         path = parse(text)
         if not equals or path is None:
             hint = "for example --set spec.nodes=2"
-            problems.append(Problem(source, 0, 0, "", "must be path=value", hint=hint))
+            problems.append(mark.problem("must be path=value", hint=hint))
             continue
         field = reference.find(path)
         if field is None or not path:
             near = near_path(path)
             problems.append(
-                Problem(source, 0, 0, show(path), "there is no such field", suggestion=near)
+                mark.problem("there is no such field", path=show(path), suggestion=near)
             )
             continue
         node, found = _value(value, field, source)
         problems.extend(found)
         if not found:
-            changed = _set(tree, path, node, reference.root(), Mark(source, 0, 0))
+            changed = _set(tree, path, node, reference.root(), mark)
             if changed is None:
+                hint = "an index one past the end appends"
                 problems.append(
-                    Problem(
-                        source,
-                        0,
-                        0,
-                        show(path),
-                        "the list has no such item",
-                        hint="an index one past the end appends",
-                    )
+                    mark.problem("the list has no such item", path=show(path), hint=hint)
                 )
             else:
                 tree = changed
@@ -84,8 +79,9 @@ def _value(text: str, field: reference.Field, source: str) -> tuple[YamlNode | N
         return YamlNode("scalar", Mark(source, 0, 0), scalar=text, text=text), []
     node, problems = read_value(text, source=source)
     if node is None and not problems:
+        mark = Mark(source, 0, 0)
         problems = [
-            Problem(source, 0, 0, field.path, "the value is empty", hint="null removes a field")
+            mark.problem("the value is empty", path=field.path, hint="null removes a field")
         ]
     return node, problems
 

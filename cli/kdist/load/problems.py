@@ -290,7 +290,11 @@ def _rules_behind(
         broken = [
             each for each in _found(tree, rules, prefix=("spec",)) if each.problem not in reported
         ]
-        revealed += [each for each in broken if not any(_depends(each, path) for path in wrong)]
+        revealed += [
+            each
+            for each in broken
+            if not any(read[: len(path)] == path for read in each.fields_read for path in wrong)
+        ]
     return revealed
 
 
@@ -299,10 +303,6 @@ def _wrong(found: _LocatedProblem) -> Iterator[Path]:
     yield found.path
     if found.problem.suggestion:
         yield (*found.path[:-1], found.problem.suggestion)
-
-
-def _depends(found: _LocatedProblem, wrong: Path) -> bool:
-    return any(fields_read[: len(wrong)] == wrong for fields_read in found.fields_read)
 
 
 def _remove(values: Any, path: Path) -> bool:
@@ -327,31 +327,25 @@ def _found(
         if each["type"] == RULE:
             yield from _violations(tree, location, each["ctx"]["violations"])
             continue
-        place = locate(tree, location)
+        place, fields_read = locate(tree, location), tuple[Path, ...]()
+        mark = place.key
         if each["type"] == "value_error":
             message = Message(each["msg"].removeprefix("Value error, "))
             fields_read = _named(place.path, message.message)
             place = locate(tree, fields_read[0]) if len(fields_read) == 1 else place
-            yield _LocatedProblem(
-                _problem(place.path, place.value, message), place.path, fields_read
-            )
+            mark = place.value
         elif each["type"] == "missing":
-            yield _LocatedProblem(
-                _problem(place.path, place.key, about_missing(place.path)), place.path
-            )
+            message = about_missing(place.path)
         elif each["type"] == "extra_forbidden":
-            yield _LocatedProblem(
-                _problem(place.path, place.key, about_unknown(place.path)), place.path
-            )
+            message = about_unknown(place.path)
         elif "[key]" in location:
-            yield _LocatedProblem(
-                _problem(place.path, place.key, about_value(each, place, of_key=True)), place.path
-            )
+            message = about_value(each, place, of_key=True)
         elif place.path not in seen:
             seen.add(place.path)
-            yield _LocatedProblem(
-                _problem(place.path, place.value, about_value(each, place)), place.path
-            )
+            mark, message = place.value, about_value(each, place)
+        else:
+            continue
+        yield _LocatedProblem(_problem(place.path, mark, message), place.path, fields_read)
 
 
 def _named(path: Path, message: str) -> tuple[Path, ...]:
@@ -380,13 +374,5 @@ def _parts(dotted: str) -> Path:
 
 
 def _problem(path: Path, mark: Mark, message: Message) -> Problem:
-    return Problem(
-        mark.source,
-        mark.line,
-        mark.column,
-        show(path),
-        message.message,
-        message.suggestion,
-        message.hint,
-        width=mark.width,
-    )
+    text, suggestion, hint = message
+    return mark.problem(text, path=show(path), suggestion=suggestion, hint=hint)

@@ -264,6 +264,13 @@ class Mark(NamedTuple):
     column: int
     width: int = 1
 
+    def problem(
+        self, message: str, *, path: str = "", suggestion: str = "", hint: str = ""
+    ) -> Problem:
+        """A problem at this position."""
+        place = self.source, self.line, self.column
+        return Problem(*place, path, message, suggestion, hint, width=self.width)
+
 
 @dataclass
 class YamlNode:
@@ -298,8 +305,7 @@ def read(text: str, *, source: str) -> tuple[list[YamlNode], list[Problem]]:
         if tree.kind != "mapping":
             found = "a list" if tree.kind == "list" else f"the text `{shown(tree.text, 40)}`"
             message = f"must be a mapping that starts with apiVersion and kind, found {found}"
-            place = tree.mark
-            problems.append(Problem(source, place.line, place.column, "", message, hint=_START))
+            problems.append(tree.mark._replace(width=1).problem(message, hint=_START))
     return [tree for tree in trees if tree.kind == "mapping"], problems
 
 
@@ -414,7 +420,7 @@ class _Composer:
                 first = node.entries[key][0]
                 place = f"line {first.line}, column {first.column}"
                 message = f"the key `{shown(key)}` is already defined at {place}"
-                self.problems.append(self._problem(mark, message, "keep one"))
+                self.problems.append(mark.problem(message, hint="keep one"))
             else:
                 node.entries[key] = (mark, child)
         self._last = event
@@ -440,14 +446,8 @@ class _Composer:
         width = end.column - start.column if end.line == start.line else 1
         return Mark(self._source, start.line + 1, start.column + 1, max(width, 1))
 
-    def _problem(self, mark: Mark, message: str, hint: str) -> Problem:
-        return Problem(
-            self._source, mark.line, mark.column, "", message, hint=hint, width=mark.width
-        )
-
     def _report(self, event: Any, message: str, hint: str = "") -> None:
-        self.problems.append(self._problem(self._mark(event), message, hint))
+        self.problems.append(self._mark(event).problem(message, hint=hint))
 
     def _refuse(self, event: Any, message: str, hint: str = "") -> NoReturn:
-        problem = self._problem(self._mark(event), message, hint)
-        raise InvalidJobError(self._source, [problem])
+        raise InvalidJobError(self._source, [self._mark(event).problem(message, hint=hint)])

@@ -122,7 +122,10 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
     code_map = None if job.spec.code is None else job.spec.code.config_map
     backend, written = backends.get(placement.backend), rewrite(document)
     settings = job.to_train_config().to_document()
-    nodes, name = settings.pop("nodes"), job.metadata.name
+    nodes, name, queue = settings.pop("nodes"), job.metadata.name, job.spec.queue
+    # how often agents, pods and Jobs may start again
+    pods = backends.backoff_limit(job)
+    limits = {"restart": job.restart_limit, "backoff": pods, "job_backoff": 100 * pods}
     return values | {
         "fetchers": [f"{FETCHER}{source.name}" for source in list_sources(job.spec)],
         "train_json": trace_value(_write(settings), "spec"),
@@ -143,7 +146,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         ),
         "replaced_whole": "jobset" in backend.parts and not backends.is_elastic(job),
         "procs": TracedValue(str(job.spec.procs_per_node), "spec.procsPerNode"),
-        **_limits(job),
+        **{f"{each}_limit": TracedValue(n, "spec.maxRestarts") for each, n in limits.items()},
         "permanent_codes": backends.list_permanent_codes(),
         "rendezvous": placement.rendezvous,
         "rendezvous_suffix": RENDEZVOUS_SUFFIX,
@@ -151,7 +154,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "host": f"{backend.first_host(name)}:{RENDEZVOUS_PORT}",
         "metrics_port": METRICS_PORT,
         "selector": {JOB_LABEL: trace_value(name, "metadata.name")},
-        "workload_labels": _label_queue(job.spec.queue),
+        "workload_labels": {QUEUE_LABEL: TracedValue(queue, "spec.queue")} if queue else {},
         "workload_annotations": {},
         "run_id": placement.run_id,
         "code_map": code_map and TracedValue(code_map, "spec.code.configMap"),
@@ -160,24 +163,12 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
     }
 
 
-def _limits(job: TrainingJob) -> dict[str, TracedValue]:
-    """How often agents, pods and Jobs may start again."""
-    pods = backends.backoff_limit(job)
-    limits = {"restart_limit": job.restart_limit, "backoff_limit": pods}
-    limits["job_backoff_limit"] = 100 * pods
-    return {name: TracedValue(limit, "spec.maxRestarts") for name, limit in limits.items()}
-
-
 def name_exchange_secret(job: TrainingJob, placement: Placement) -> str:
     """The name of the Secret with the key of the job's exchange. Each run has its own, since that
     of an earlier one may be about to be garbage-collected.
     """
     run = sha256(placement.run_id.encode()).hexdigest()[:10]
     return f"{job.metadata.name}-exchange-{run}"
-
-
-def _label_queue(queue: str | None) -> dict[str, TracedValue]:
-    return {QUEUE_LABEL: TracedValue(queue, "spec.queue")} if queue else {}
 
 
 def digest_version(job: TrainingJob, code: str) -> str:

@@ -174,7 +174,9 @@ def follow_training(pod: Mapping[str, Any], container: str, overlay: Mapping[str
             each[field] += [
                 one
                 for one in trainer.get(field) or ()
-                if _is_added(one[key]) and plain(one[key]) not in known
+                if isinstance(one[key], TracedValue)
+                and one[key].source == OVERLAY
+                and plain(one[key]) not in known
             ]
         if each["name"] not in own:
             each["resources"] = {
@@ -182,7 +184,3 @@ def follow_training(pod: Mapping[str, Any], container: str, overlay: Mapping[str
                 for kind, found in (trainer.get("resources") or {}).items()
                 if kind in ("requests", "limits")
             }
-
-
-def _is_added(value: Any) -> bool:
-    return isinstance(value, TracedValue) and value.source == OVERLAY

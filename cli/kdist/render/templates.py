@@ -86,10 +86,6 @@ def _construct(loader: Any, node: Any) -> Any:
     return trace_value(marked["value"], marked["source"])
 
 
-def _construct_part(loader: Any, node: Any) -> Any:
-    return Fragment(loader.construct_scalar(node))
-
-
 def _fill(value: Any, parts: Mapping[str, Any]) -> Any:
     """`value` with its fragments replaced by their documents."""
     if isinstance(value, Fragment):
@@ -99,7 +95,7 @@ def _fill(value: Any, parts: Mapping[str, Any]) -> Any:
     return [_fill(item, parts) for item in value] if isinstance(value, list) else value
 
 
-_TAGS = {"!from": _construct, "!part": _construct_part}
+_TAGS = {"!from": _construct, "!part": lambda loader, node: Fragment(loader.construct_scalar(node))}
 
 
 @cache

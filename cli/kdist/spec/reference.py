@@ -279,7 +279,9 @@ def table(field: Field) -> str:
     """All fields nested in `field` as a Markdown table."""
     rows = ["| field | type | default | description |", "|---|---|---|---|"]
     for child in field.walk():
-        cells = (f"`{child.path}`", _type(child), _as_code(default_words(child)), child.description)
+        words = default_words(child)
+        default = words if words in ("required", "none") else f"`{words}`"
+        cells = (f"`{child.path}`", _type(child), default, child.description)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
 
@@ -365,10 +367,6 @@ def _below(field: Field, *, recursive: bool) -> Iterator[tuple[str, Field]]:
 
 def _wrapped(head: str, text: str) -> list[str]:
     return wrap(text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
-
-
-def _as_code(words: str) -> str:
-    return words if words in ("required", "none") else f"`{words}`"
 
 
 Path: TypeAlias = tuple[str | int, ...]

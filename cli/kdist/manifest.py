@@ -104,13 +104,13 @@ class Manifest:
         """Raises `ValueError` if apiVersion, kind or name is missing."""
         metadata = self.document.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        for what, value in (
+        for part, value in (
             ("apiVersion", self.document.get("apiVersion")),
             ("kind", self.document.get("kind")),
             ("name", name),
         ):
             if not (isinstance(value, str) and value):
-                raise ValueError(f"a manifest needs its {what}")
+                raise ValueError(f"a manifest needs its {part}")
 
     @property
     def api_version(self) -> str:

@@ -275,7 +275,7 @@ _FIXED: Final = ("template", "successPolicy")
 
 def render_objects(job: TrainingJob, placement: Placement) -> tuple[Manifest, ...]:
     """All objects of a job. Raises `KdistError` for one that cannot be rendered."""
-    return _render(_write(job), placement)
+    return _render(_encode_job(job), placement)
 
 
 def render_own(job: TrainingJob, placement: Placement) -> Manifest:
@@ -287,12 +287,12 @@ def render_own(job: TrainingJob, placement: Placement) -> Manifest:
 def list_children(job: TrainingJob, placement: Placement, results: Results) -> frozenset[ObjectKey]:
     """The objects of a job besides its workload and its own ConfigMap."""
     placement = replace(placement, suspended=False)
-    return results.recall(_list, _write(job), placement, job.metadata.name)
+    return results.recall(_list_children, _encode_job(job), placement, job.metadata.name)
 
 
 def digest_job(job: TrainingJob, results: Results) -> str:
     """The digest of a job that a record of it has."""
-    return results.recall(digest_text, _write(job))
+    return results.recall(digest_text, _encode_job(job))
 
 
 def find_sized(job: TrainingJob, placement: Placement) -> tuple[Manifest, dict[str, Any]]:
@@ -319,7 +319,7 @@ def _differing(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value != {}}
 
 
-def _write(job: TrainingJob) -> str:
+def _encode_job(job: TrainingJob) -> str:
     return encode_json(job.to_document(), ensure_ascii=False)
 
 
@@ -329,7 +329,7 @@ def _render(text: str, placement: Placement) -> tuple[Manifest, ...]:
     return tuple(render.render(job, placement))
 
 
-def _list(text: str, placement: Placement, name: str) -> frozenset[ObjectKey]:
+def _list_children(text: str, placement: Placement, name: str) -> frozenset[ObjectKey]:
     kind = backends.get(placement.backend).kind
     return frozenset(
         ObjectKey(each.api_version, each.kind, each.name)

@@ -55,7 +55,7 @@ class JobObjects:
     """Creates, changes and deletes the objects of one job, and nothing else.
 
     All methods raise `ForeignError` for an object that is somebody else's, and `KdistError` for one
-    that no job of this owner may have; nothing is sent then. `ApiError` is what the server says.
+    that no job of this owner may have; nothing is sent then. `ApiError` is the server's refusal.
 
     Args:
         cluster: the cluster.
@@ -165,7 +165,7 @@ class JobObjects:
                 dry_run=dry_run,
             )
 
-        return self._with(api_version, kind, name, known, send)
+        return self._with_current(api_version, kind, name, known, send)
 
     def remove(
         self,
@@ -209,7 +209,7 @@ class JobObjects:
             )
 
         try:
-            return self._with(api_version, kind, name, known, send)
+            return self._with_current(api_version, kind, name, known, send)
         except ApiNotFoundError:
             return False
 
@@ -239,11 +239,11 @@ class JobObjects:
             )
 
         try:
-            return self._with(*_POD, name, None, send)
+            return self._with_current(*_POD, name, None, send)
         except ApiNotFoundError:
             return False
 
-    def _with(
+    def _with_current(
         self,
         api_version: str,
         kind: str,
@@ -251,7 +251,7 @@ class JobObjects:
         known: Mapping[str, Any] | None,
         send: Callable[[Mapping[str, Any]], T],
     ) -> T:
-        """Call `send` with the object as it is known, or as it is."""
+        """Call `send` with the object as it is known, or as it is read now."""
         if known is not None:
             return send(known)
         namespace = self.owner.namespace
@@ -291,10 +291,10 @@ class JobObjects:
         if not queued and (api_version, kind) not in (TRAINING_JOB, _POD, *rendered):
             raise self._refuse(kind, f"({api_version})")
 
-    def _refuse(self, kind: str, what: str) -> KdistError:
+    def _refuse(self, kind: str, description: str) -> KdistError:
         owner = self.owner
         return ForeignError(
-            f"{kind.lower()} {what} is not an object of job {owner.name} in namespace "
+            f"{kind.lower()} {description} is not an object of job {owner.name} in namespace "
             f"{owner.namespace}; it is not sent"
         )
 

@@ -188,7 +188,7 @@ class Plugin:
         listener = start_thread(
             partial(_collect, process.stderr, stderr, interactive),
             name="credential plugin",
-            on_error=OnError.REPORT,  # only the plugin's words are missing
+            on_error=OnError.REPORT,  # only the plugin's stderr is lost
         )
         with process:
             out = process.stdout.read() if process.stdout else b""

@@ -96,7 +96,12 @@ def kinds(transport: Transport) -> set[tuple[str, str]]:
         answer = _ask(transport, root, accept=f"{_AGGREGATED},application/json")
         if "items" in answer:
             for group in answer["items"]:
-                found |= _of_group((group.get("metadata") or {}).get("name") or "", group)
+                name = (group.get("metadata") or {}).get("name") or ""
+                for version in group.get("versions") or []:
+                    api_version = f"{name}/{version['version']}" if name else version["version"]
+                    for resource in version.get("resources") or []:
+                        if kind := (resource.get("responseKind") or {}).get("kind"):
+                            found.add((api_version, kind))
             continue
         versions = answer.get("versions") or [
             version["groupVersion"]
@@ -136,17 +141,6 @@ def _list_resources(transport: Transport, path: str) -> list[dict[str, Any]]:
         return []
     except KdistError:  # the connection was cut
         return _ask(transport, path).get("resources") or []
-
-
-def _of_group(name: str, group: dict[str, Any]) -> set[tuple[str, str]]:
-    found = set()
-    for version in group.get("versions") or []:
-        api_version = f"{name}/{version['version']}" if name else version["version"]
-        for resource in version.get("resources") or []:
-            kind = (resource.get("responseKind") or {}).get("kind")
-            if kind:
-                found.add((api_version, kind))
-    return found
 
 
 def _ask(

@@ -167,7 +167,7 @@ def _writer(descriptor: int) -> Callable[[bytes], object]:
     return write
 
 
-def _exit_code(status: bytes, what: str) -> int:
+def _exit_code(status: bytes, description: str) -> int:
     """Exit code in the `Status` that ends the stream. Raises `KdistError` if the command could not
     be run.
     """
@@ -182,7 +182,7 @@ def _exit_code(status: bytes, what: str) -> int:
         message = str(found.get("message"))
     except (ValueError, AttributeError):
         message = "the connection was cut"
-    raise KdistError(f"{what}: {message}")
+    raise KdistError(f"{description}: {message}")
 
 
 _SESSION_POLL_SECONDS = 0.2
@@ -333,7 +333,7 @@ class PodStreams:
         Raises `KdistError` if it could not be started, or has not ended within `timeout` seconds
         (TIMEOUT; it keeps running).
         """
-        what = f"exec in pod/{pod}"
+        description = f"exec in pod/{pod}"
         client = self._open_exec(pod, argv, namespace, container, stdin=stdin, tty=tty)
         outputs = {STDOUT: out or _writer(1), STDERR: err or _writer(2)}
         end = deadline(timeout)
@@ -343,7 +343,7 @@ class PodStreams:
                 if time.monotonic() > end:
                     client.close()
                     raise KdistError(
-                        f"{what}: `{argv[0]}` has not ended after {timeout:.0f} s",
+                        f"{description}: `{argv[0]}` has not ended after {timeout:.0f} s",
                         code=Code.TIMEOUT,
                     )
                 if terminal is not None and (size := terminal.changed_size()):
@@ -361,7 +361,7 @@ class PodStreams:
                         listening = False
                 _forward_output(client, outputs)
             _forward_output(client, outputs)
-        return _exit_code(client.read(ERROR), what)
+        return _exit_code(client.read(ERROR), description)
 
     def run(
         self,

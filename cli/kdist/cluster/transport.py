@@ -400,7 +400,12 @@ class Transport:
                 reauthenticated = True
                 continue
             if not self._is_retryable_response(request, response, body, attempts):
-                raise self._refused(request, response.status, body)
+                refusal = self.explain(request, response.status, body)
+                message = str(read_status(body).get("message") or "")
+                permanent = not request.retry or is_permanent(response.status, message)
+                if response.status in RETRYABLE and not permanent:
+                    refusal.code = Code.UNREACHABLE
+                raise refusal
 
     def _send_once(self, request: ApiRequest) -> Any:
         import urllib3
@@ -483,13 +488,6 @@ class Transport:
             namespace=access.namespace,
             context=access.context,
         )
-
-    def _refused(self, request: ApiRequest, status: int, body: bytes) -> KdistError:
-        error = self.explain(request, status, body)
-        message = str(read_status(body).get("message") or "")
-        if status in RETRYABLE and request.retry and not is_permanent(status, message):
-            error.code = Code.UNREACHABLE
-        return error
 
     def _unreachable(self, error: OSError, attempts: Attempts) -> KdistError:
         if is_wrong_certificate(error):

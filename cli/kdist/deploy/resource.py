@@ -171,10 +171,10 @@ def plan_resource(cluster: Cluster, job: TrainingJob, *, base: Path) -> Resource
     )
     sized = job.with_replicas()
     objects = Plan(sized, placement, render.render(sized, placement), render.warn(sized, placement))
-    return ResourcePlan(job, Manifest(_write(job)), code, objects, before, folder)
+    return ResourcePlan(job, Manifest(_write_resource(job)), code, objects, before, folder)
 
 
-def _write(job: TrainingJob) -> Document:
+def _write_resource(job: TrainingJob) -> Document:
     """The TrainingJob with the fields that the user has set, so that others may own the rest."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     document["metadata"]["namespace"] = job.metadata.namespace

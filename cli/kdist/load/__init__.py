@@ -87,10 +87,14 @@ def _load_documents(
             job, tree, found = _validate(each_tree, overrides, is_written=parse is read)
             if job is not None:
                 jobs.append(job)
-            if job is not None and use is not None and _names_files(job):
-                from kdist.load.code import check_code
+            if job is not None and use is not None:
+                spec = job.spec
+                named = spec.code is not None or spec.script is not None or bool(spec.data)
+                # code or data that may be on this machine
+                if named or (spec.train is not None and ":" in spec.train.workload):
+                    from kdist.load.code import check_code
 
-                found += check_code(tree, job, base=base or Path.cwd(), use=use)
+                    found += check_code(tree, job, base=base or Path.cwd(), use=use)
             if job is not None and warnings is not None:
                 from kdist.load.folder import find_warnings
 
@@ -134,13 +138,6 @@ def _explain(problems: Sequence[Problem]) -> str:
                 return f"kdist explain {field.path.replace('[]', '')}"
             path = path[:-1]
     return ""
-
-
-def _names_files(job: TrainingJob) -> bool:
-    """Whether a job names code or data that may be on this machine."""
-    spec = job.spec
-    named = spec.code is not None or spec.script is not None or bool(spec.data)
-    return named or (spec.train is not None and ":" in spec.train.workload)
 
 
 def _validate(

@@ -116,14 +116,14 @@ def _checks(
         yield field, _check_script(field, spec.script.path, folder or base, in_image, use)
         if folder is not None and use == "cluster":
             yield field, _check_sent(field, resolve_path(folder, spec.script.path), folder)
+    modules = []
     if spec.script is not None and spec.script.module is not None:
-        field = _Field(tree, ("spec", "script", "module"))
-        yield field, _check_module(field, spec.script.module, "", folder, base, use)
-        if folder is not None and use == "cluster":
-            yield field, _check_sent(field, _module_file(folder, spec.script.module), folder)
+        modules.append((("spec", "script", "module"), spec.script.module))
     if spec.train is not None and ":" in spec.train.workload:
-        name, _, class_name = spec.train.workload.partition(":")
-        field = _Field(tree, ("spec", "train", "workload"))
+        modules.append((("spec", "train", "workload"), spec.train.workload))
+    for path, text in modules:
+        name, _, class_name = text.partition(":")
+        field = _Field(tree, path)
         yield field, _check_module(field, name, class_name, folder, base, use)
         if folder is not None and use == "cluster":
             yield field, _check_sent(field, _module_file(folder, name), folder)
@@ -148,7 +148,7 @@ def _check_sent(field: _Field, path: Path | None, folder: Path) -> Iterator[Prob
     sent = {each.path for each in list_folder(folder, shown="").files}
     if path.resolve() not in sent:
         yield field.problem(
-            f"{_shown(path)} is left out of what is sent to the cluster",
+            f"{_display_path(path)} is left out of what is sent to the cluster",
             hint="`kdist validate -v` says why; `!NAME` in .kdistignore sends what git ignores",
         )
 
@@ -271,7 +271,7 @@ def _parse(path: Path, field: _Field) -> tuple[ast.Module | None, list[Problem]]
         if error.end_lineno == line and error.end_offset:
             width = max(1, error.end_offset - column)
         found = Problem(
-            _shown(path),
+            _display_path(path),
             line,
             column,
             "",
@@ -284,7 +284,7 @@ def _parse(path: Path, field: _Field) -> tuple[ast.Module | None, list[Problem]]
         return None, [field.problem(f"{path} is not Python source")]
 
 
-def _shown(path: Path) -> str:
+def _display_path(path: Path) -> str:
     """The path relative to the working directory if it is below it."""
     try:
         return str(path.relative_to(Path.cwd()))
@@ -300,7 +300,7 @@ def _check_class(field: _Field, tree: ast.Module, name: str, path: Path) -> Iter
             near = get_close_matches(name, classes, n=1)
             listed = ", ".join(classes)
             yield field.problem(
-                f"{_shown(path)} has no class `{name}`",
+                f"{_display_path(path)} has no class `{name}`",
                 near=f"{field.module}:{near[0]}" if near else "",
                 hint="" if near else f"its classes: {listed}" if listed else "it has no class",
             )
@@ -311,7 +311,7 @@ def _check_class(field: _Field, tree: ast.Module, name: str, path: Path) -> Iter
     missing = [each for each in REQUIRED if each not in defined]
     if missing:
         yield Problem(
-            _shown(path),
+            _display_path(path),
             found.lineno,
             found.col_offset + 1,
             "",

@@ -141,13 +141,13 @@ def decode(data: str | bytes, *, source: str) -> tuple[str, list[Problem]]:
     if found:
         line, column = _position(text[: found.start()])
         code = ord(found[0])
-        what = (
+        character = (
             "a NUL character: this is not a text file"
             if code == 0
             else f"the control character U+{code:04X}"
         )
         return refuse(
-            f"the file contains {what}",
+            f"the file contains {character}",
             line=line,
             column=column,
             hint="delete it" if code else "is it the right file? `kdist init` writes a job.yaml",

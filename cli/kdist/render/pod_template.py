@@ -73,9 +73,9 @@ def merge_overlay(
         dict(_contract(merged, backend.container)),
     )
     broken = [
-        f"{OVERLAY} must not change {what}"
-        for what, value in before.items()
-        if after.get(what) != value
+        f"{OVERLAY} must not change {part}"
+        for part, value in before.items()
+        if after.get(part) != value
     ]
     if broken:
         raise KdistError(
@@ -197,8 +197,8 @@ def _contract(pod: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
             yield f"the mount at {plain(mount['mountPath'])}", mount
     for fetcher in spec.get("initContainers") or ():
         if (init := str(plain(fetcher["name"]))).startswith(FETCHER):
-            what = f"the args of {init}: change the job's own fields instead"
-            yield what, (fetcher.get("command"), fetcher.get("args"))
+            part = f"the args of {init}: change the job's own fields instead"
+            yield part, (fetcher.get("command"), fetcher.get("args"))
     for port in container.get("ports") or ():
         if port.get("name") == "metrics":
             yield "the port metrics", port

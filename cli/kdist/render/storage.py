@@ -123,17 +123,15 @@ def list_fetches(
             "variables": list(list_credentials(source.scheme, source.secret, source.field))
             if source.secret is not None
             else [],
-            "size": TracedValue(storage(_limit(source)), f"{source.field}.size"),
+            # what is fetched, and a sixteenth for what files take up beyond their bytes: the
+            # kubelet evicts a pod that exceeds it, which would then fetch everything again
+            "size": TracedValue(
+                storage(f"{-(-count_bytes(source.size) * 17 // (16 * _MEBI))}Mi"),
+                f"{source.field}.size",
+            ),
         }
         for source in list_sources(job.spec)
     ]
-
-
-def _limit(source: FetchSource) -> str:
-    """The limit of the volume: what is fetched, and a sixteenth for what files take up beyond their
-    bytes. The kubelet evicts a pod that exceeds it, which would then fetch everything again.
-    """
-    return f"{-(-count_bytes(source.size) * 17 // (16 * _MEBI))}Mi"
 
 
 def _arguments(source: FetchSource) -> Iterator[tuple[str, str]]:

@@ -414,7 +414,8 @@ def near_name(word: str, names: Iterable[str]) -> str:
     prefixed = [
         name
         for known, name in by_letters.items()
-        if min(len(known), len(letters)) >= 3 and _shares_prefix(letters, known)
+        if min(len(known), len(letters)) >= 3
+        and (letters.startswith(known) or known.startswith(letters))
     ]
     near = get_close_matches(letters, by_letters, n=1, cutoff=0.7)
     return by_letters[near[0]] if near else prefixed[0] if len(prefixed) == 1 else ""
@@ -448,10 +449,6 @@ def elsewhere(name: str) -> str:
     """Path of the only field of that name in the whole file; empty if there is none or several."""
     found = [field.path for field in root().walk() if _letters(field.name) == _letters(name)]
     return found[0] if len(found) == 1 else ""
-
-
-def _shares_prefix(word: str, other: str) -> bool:
-    return word.startswith(other) or other.startswith(word)
 
 
 def _letters(name: str) -> str:

@@ -115,7 +115,12 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "metadata": _metadata(job),
         "placement": placement,
         "train_json": trace_value(_write(job.to_train_config().to_document()), "spec"),
-        "notes": "\n".join(_notes(job)) + "\n",
+        "notes": (  # comments for users who find the object on a cluster
+            f"The training job {job.metadata.name}, rendered by kdist from its job.yaml; change it "
+            "there and apply it again.\n"
+            "train.json is read by every agent and every rank of the job: the same bytes "
+            "everywhere, every default written out.\n"
+        ),
     }
     if placement is None:
         return values
@@ -233,42 +238,23 @@ def _field(document: dict[str, Any]) -> Callable[[str], Any]:
     return field
 
 
-def _notes(job: TrainingJob) -> Iterator[str]:
-    """Comments for users who find the object on a cluster."""
-    yield (
-        f"The training job {job.metadata.name}, rendered by kdist from its job.yaml; change "
-        "it there and apply it again."
-    )
-    yield (
-        "train.json is read by every agent and every rank of the job: the same bytes "
-        "everywhere, every default written out."
-    )
-
-
 def check(job: TrainingJob, placement: Placement) -> None:
     """Raise `KdistError` with everything that pods need and the job lacks."""
-    problems = list(_missing(job, placement))
-    if problems:
-        hint = (
-            "`--set spec.image=REGISTRY/NAME:TAG` sets it for this command"
-            if job.spec.image is None
-            else ""
-        )
-        raise KdistError("; ".join(problems), hint=hint, next_command="kdist explain spec")
-
-
-def _missing(job: TrainingJob, placement: Placement) -> Iterator[str]:
+    problems, hint = [], ""
     if job.spec.image is None:
-        yield "spec.image is missing: pods need the image of the trainer"
-    for index, data in enumerate(job.spec.data):
-        if data.claim is None and data.url is None:
-            yield (
-                f"spec.data[{index}] has only the local path {data.path}; add the claim "
-                "with the data on the cluster, or its url"
-            )
+        problems.append("spec.image is missing: pods need the image of the trainer")
+        hint = "`--set spec.image=REGISTRY/NAME:TAG` sets it for this command"
+    problems += [
+        f"spec.data[{index}] has only the local path {data.path}; add the claim with the data on "
+        "the cluster, or its url"
+        for index, data in enumerate(job.spec.data)
+        if data.claim is None and data.url is None
+    ]
     code = job.spec.code
     if code is not None and code.path is not None and placement.code is None:
-        yield f"spec.code: the files of {code.path} were not read"
+        problems.append(f"spec.code: the files of {code.path} were not read")
+    if problems:
+        raise KdistError("; ".join(problems), hint=hint, next_command="kdist explain spec")
 
 
 # The image's root is read-only, and output should appear at once; a job may override these.
@@ -280,13 +266,9 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
     what kdist requires.
     """
     taken = {toleration.key for toleration in job.spec.tolerations}
-    lost = [
-        key
-        for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-        if key not in taken
-    ]
+    lost = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
     more = {
-        "lost_node_taints": lost,
+        "lost_node_taints": [key for key in lost if key not in taken],
         "tolerations": [
             toleration.model_dump(by_alias=True, exclude_none=True)
             for toleration in job.spec.tolerations

@@ -68,10 +68,7 @@ def merge_overlay(
             ),
         )
     merged = _merge(pod, _with_container_name(overlay, backend), ())
-    before, after = (
-        dict(_contract(pod, backend.container)),
-        dict(_contract(merged, backend.container)),
-    )
+    before, after = (dict(_contract(each, backend.container)) for each in (pod, merged))
     broken = [
         f"{OVERLAY} must not change {part}"
         for part, value in before.items()
@@ -137,27 +134,21 @@ def _merge_named(old: list[Any], new: list[Any], path: tuple[str, ...]) -> list[
             raise KdistError(
                 f"each item of {OVERLAY}.{'.'.join(path)} needs its {key}, by which it is merged"
             )
-        index = next(
-            (index for index, each in enumerate(merged) if plain(each.get(key)) == name), None
-        )
-        if index is None:
+        names = [plain(each.get(key)) for each in merged]
+        if name not in names:
             given = {part: value for part, value in item.items() if value is not None}
             merged.append(trace_value(given, OVERLAY))
         else:
-            merged[index] = _merge(
-                merged[index], {part: value for part, value in item.items() if part != key}, path
-            )
+            index = names.index(name)
+            rest = {part: value for part, value in item.items() if part != key}
+            merged[index] = _merge(merged[index], rest, path)
     return merged
 
 
 def _kind(value: Any) -> str:
-    return (
-        "a mapping"
-        if isinstance(value, Mapping)
-        else "a list"
-        if isinstance(value, list)
-        else "a value"
-    )
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "a list" if isinstance(value, list) else "a value"
 
 
 def plain(marked: Any) -> Any:
@@ -247,11 +238,8 @@ def violations(template: Mapping[str, Any]) -> list[str]:
     found = [*_pod(spec), *_annotations(metadata.get("annotations") or {})]
     pod_context = spec.get("securityContext") or {}
     # Kubernetes rejects these fields in Windows pods, so "restricted" does not require them there.
-    rules = (
-        (_container,)
-        if (spec.get("os") or {}).get("name") == "windows"
-        else (_container, _confinement)
-    )
+    windows = (spec.get("os") or {}).get("name") == "windows"
+    rules = (_container,) if windows else (_container, _confinement)
     for kind in ("initContainers", "containers", "ephemeralContainers"):
         for container in spec.get(kind) or ():
             where = f"container {container.get('name')}"
@@ -285,16 +273,10 @@ def _context(context: Mapping[str, Any]) -> Iterator[str]:
     """The rules for the security context of both pods and containers."""
     if context.get("runAsUser") == 0:
         yield "runAsUser must not be 0"
-    if (context.get("seccompProfile") or {}).get("type", "RuntimeDefault") not in (
-        "RuntimeDefault",
-        "Localhost",
-    ):
-        yield "seccompProfile must be RuntimeDefault or Localhost"
-    if (context.get("appArmorProfile") or {}).get("type", "RuntimeDefault") not in (
-        "RuntimeDefault",
-        "Localhost",
-    ):
-        yield "appArmorProfile must be RuntimeDefault or Localhost"
+    allowed = ("RuntimeDefault", "Localhost")
+    for profile in ("seccompProfile", "appArmorProfile"):
+        if (context.get(profile) or {}).get("type", allowed[0]) not in allowed:
+            yield f"{profile} must be RuntimeDefault or Localhost"
     selinux = context.get("seLinuxOptions") or {}
     if selinux.get("type", "") not in _SELINUX or selinux.get("user") or selinux.get("role"):
         yield "seLinuxOptions may only name a type of containers"
@@ -314,7 +296,9 @@ def _container(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Iterator
     for port in container.get("ports") or ():
         if port.get("hostPort"):
             yield f"hostPort {port['hostPort']} is not allowed"
-    for probe in _probes(container):
+    probes = [container.get(f"{name}Probe") for name in ("liveness", "readiness", "startup")]
+    hooks = container.get("lifecycle") or {}
+    for probe in filter(None, [*probes, hooks.get("postStart"), hooks.get("preStop")]):
         if any((probe.get(kind) or {}).get("host") for kind in ("httpGet", "tcpSocket")):
             yield "probes and hooks must not name a host"
 
@@ -332,10 +316,3 @@ def _confinement(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Iterat
     for added in capabilities.get("add") or ():
         if added != "NET_BIND_SERVICE":
             yield f"the capability {added} is not allowed"
-
-
-def _probes(container: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    hooks = container.get("lifecycle") or {}
-    names = ("livenessProbe", "readinessProbe", "startupProbe")
-    yield from (container[name] for name in names if container.get(name))
-    yield from (hooks[name] for name in ("postStart", "preStop") if hooks.get(name))

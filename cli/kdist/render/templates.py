@@ -59,11 +59,8 @@ def as_json(value: object) -> str:
     if isinstance(value, Fragment):
         return f"!part {as_json(value.name)}"
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(f"{as_json(str(key))}: {as_json(item)}" for key, item in value.items())
-            + "}"
-        )
+        entries = (f"{as_json(str(key))}: {as_json(item)}" for key, item in value.items())
+        return f"{{{', '.join(entries)}}}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(as_json(item) for item in value) + "]"
     text = to_json(value)

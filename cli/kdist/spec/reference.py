@@ -176,15 +176,13 @@ def look_up(dotted: str) -> Field | None:
     `spec.env.name` are the same.
     """
     field: Field | None = root()
-    for part in (
-        re.sub(r"\[[0-9]*\]", "", dotted.strip(".")).split(".") if dotted.strip(".") else ()
-    ):
+    plain = re.sub(r"\[[0-9]*\]", "", dotted.strip("."))
+    for part in plain.split(".") if dotted.strip(".") else ():
         if field is None:
             return None
         inner = field.item
-        field = field.children.get(part) or (
-            inner.children.get(part) if inner is not None else None
-        )
+        below = inner.children.get(part) if inner is not None else None
+        field = field.children.get(part) or below
     return field
 
 
@@ -311,11 +309,9 @@ def default_words(field: Field) -> str:
     """The default as it would be written, or `required`, or `none`."""
     if field.required:
         return "required"
-    return (
-        "none"
-        if field.default is None
-        else encode_json(_without_none(field.default), ensure_ascii=False)
-    )
+    if field.default is None:
+        return "none"
+    return encode_json(_without_none(field.default), ensure_ascii=False)
 
 
 def _without_none(value: Any) -> Any:
@@ -347,13 +343,9 @@ def _short(field: Field) -> str:
 
 def _marks(field: Field) -> str:
     words = default_words(field)
-    return (
-        " required"
-        if words == "required"
-        else ""
-        if words == "none" or len(words) > 40
-        else f" default {words}"
-    )
+    if words == "required":
+        return " required"
+    return "" if words == "none" or len(words) > 40 else f" default {words}"
 
 
 def _below(field: Field, *, recursive: bool) -> Iterator[tuple[str, Field]]:
@@ -436,11 +428,8 @@ def near_path(path: Sequence[str | int]) -> str:
             continue
         near = near_name(str(part), field.children)
         if near:
-            return (
-                show([*good, near, *path[index + 1 :]])
-                if find([*good, near, *path[index + 1 :]])
-                else show([*good, near])
-            )
+            whole = [*good, near, *path[index + 1 :]]
+            return show(whole if find(whole) else [*good, near])
         return elsewhere(str(part))
     return ""
 

@@ -154,10 +154,8 @@ def _forbidden(found: re.Match[str], *, namespace: str, facts: dict[str, Any]) -
     )
     where = found["namespace"] or ""
     return ApiError(
-        (
-            f"you are `{found['user']}`, who may not {right} "
-            f"{f'in namespace {where}' if where else 'in the whole cluster'}"
-        ),
+        f"you are `{found['user']}`, who may not {right} "
+        f"{f'in namespace {where}' if where else 'in the whole cluster'}",
         next_command=f"kdist doctor -n {where or namespace}",
         code=Code.FORBIDDEN,
         denied=Denied(right, where),

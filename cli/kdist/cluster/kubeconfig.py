@@ -377,10 +377,8 @@ class Access:
         is_tls = server.scheme == "https"
         if self.proxy and proxy.scheme != "http":
             raise KdistError(
-                (
-                    "exec, port-forward and what needs them cannot go through a proxy that "
-                    f"is reached over TLS ({proxy.hostname})"
-                ),
+                "exec, port-forward and what needs them cannot go through a proxy that "
+                f"is reached over TLS ({proxy.hostname})",
                 hint="name its address with http:// in `proxy-url`, if it has one",
                 code=Code.UNREACHABLE,
             )
@@ -651,10 +649,8 @@ def _provider(provider: Mapping[str, Any], files: Sequence[Path], context: str) 
     """The token of an OpenID provider, which the official client renews."""
     if provider.get("name") != "oidc":
         raise KdistError(
-            (
-                f"the kubeconfig cannot be used: auth-provider `{provider.get('name')}` is "
-                "no longer supported by Kubernetes' clients"
-            ),
+            f"the kubeconfig cannot be used: auth-provider `{provider.get('name')}` is "
+            "no longer supported by Kubernetes' clients",
             hint="use the plugin that replaces it: gke-gcloud-auth-plugin, kubelogin, …",
             code=Code.UNREACHABLE,
         )

@@ -41,20 +41,16 @@ UNEXPLAINED_SECONDS = 5.0  # for a 500 that does not say what is unavailable
 RETRYABLE = frozenset({429, 500, 502, 503, 504})
 # Server-side apply answers 500 for an object whose fields it cannot merge: retries cannot help.
 _PERMANENT = re.compile(
-    (
-        r"smd typed|typed patch object|managed ?fields|manager for existing fields|duplicate "
-        r"entries for key"
-    ),
+    r"smd typed|typed patch object|managed ?fields|manager for existing fields|duplicate "
+    r"entries for key",
     re.IGNORECASE,
 )
 # Messages about an unavailable etcd, webhook or other server behind the API server, or about its
 # own start and shutdown.
 _UNAVAILABLE = re.compile(
-    (
-        r"etcd|rpc error|deadline|timed? "
-        r"?out|connect|dial|\bEOF\b|leader|unavailable|storage|shutting "
-        r"down|overload|retry|not ready"
-    ),
+    r"etcd|rpc error|deadline|timed? "
+    r"?out|connect|dial|\bEOF\b|leader|unavailable|storage|shutting "
+    r"down|overload|retry|not ready",
     re.IGNORECASE,
 )
 
@@ -492,10 +488,8 @@ class Transport:
     def _unreachable(self, error: OSError, attempts: Attempts) -> KdistError:
         if is_wrong_certificate(error):
             return KdistError(
-                (
-                    f"the certificate of {self.access.server} is not the one that the "
-                    f"kubeconfig expects: {error}"
-                ),
+                f"the certificate of {self.access.server} is not the one that the "
+                f"kubeconfig expects: {error}",
                 hint=(
                     "check `server` and `certificate-authority-data` of context "
                     f"{self.access.context}"

@@ -285,10 +285,8 @@ def check_kind(cluster: Cluster, job: TrainingJob, decided: str) -> None:
     if decided and job.spec.backend not in ("auto", decided):
         name, delete = job.metadata.name, f"kdist delete {job.metadata.name} -n {cluster.namespace}"
         raise KdistError(
-            (
-                f"{name} runs as backend {decided}, but the job file has {job.spec.backend}: "
-                "the kind of an existing job cannot be changed"
-            ),
+            f"{name} runs as backend {decided}, but the job file has {job.spec.backend}: "
+            "the kind of an existing job cannot be changed",
             hint=f"`{delete}` keeps the checkpoints, and the next apply resumes from them",
             next_command=delete,
         )
@@ -305,10 +303,8 @@ def choose_backend(cluster: Cluster, job: TrainingJob, decided: Mapping[str, str
         backend = backends.get(job.spec.backend)
         if not decided and (backend.api_version, backend.kind) not in cluster.kinds():
             raise KdistError(
-                (
-                    f"backend {backend.name}: this cluster has no {backend.kind} "
-                    f"({backend.api_version})"
-                ),
+                f"backend {backend.name}: this cluster has no {backend.kind} "
+                f"({backend.api_version})",
                 hint="install its operator, or let `backend: auto` choose what the cluster has",
                 next_command="kdist doctor",
             )

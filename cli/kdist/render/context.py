@@ -91,10 +91,8 @@ def _check_size(files: Mapping[str, bytes]) -> None:
         largest = sorted(files, key=lambda path: (-len(files[path]), path))[:_LARGEST_SHOWN]
         named = ", ".join(f"{path} ({len(files[path]) / 1024:.0f} KiB)" for path in largest)
         raise KdistError(
-            (
-                f"spec.code has {total / 1024:.0f} KiB, but a ConfigMap has at most "
-                f"{LIMIT // 1024} KiB: {named}"
-            ),
+            f"spec.code has {total / 1024:.0f} KiB, but a ConfigMap has at most "
+            f"{LIMIT // 1024} KiB: {named}",
             hint="put data and weights on a claim (spec.data), large code into the image",
         )
 

@@ -343,10 +343,8 @@ def _shards(spec: Spec) -> Iterator[Violation]:
         )
     if train.virtual_shards is not None and train.global_batch < train.virtual_shards:
         yield Violation(
-            (
-                f"must be at least {train.virtual_shards}, a sample for each virtual shard, "
-                f"found {train.global_batch}"
-            ),
+            f"must be at least {train.virtual_shards}, a sample for each virtual shard, "
+            f"found {train.global_batch}",
             "train.globalBatch",
             ("train.globalBatch", "train.virtualShards"),
         )

@@ -276,11 +276,9 @@ def _find_backend(cluster: Cluster, name: str) -> str:
 def split(objects: Iterable[Manifest]) -> tuple[list[Manifest], list[Manifest]]:
     """(workloads, all others), each in its order."""
     kinds = {kind for _, kind in workload_kinds()}
-    workloads: list[Manifest] = []
-    others: list[Manifest] = []
-    for each in objects:
-        (workloads if each.kind in kinds else others).append(each)
-    return workloads, others
+    found = list(objects)
+    workloads = [each for each in found if each.kind in kinds]
+    return workloads, [each for each in found if each.kind not in kinds]
 
 
 def remove(

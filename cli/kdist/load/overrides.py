@@ -104,13 +104,8 @@ def _set(
         item = _set(
             items[head] if head < len(items) else None, rest, value, field and field.item, mark
         )
-        items[head : head + 1] = (
-            []
-            if item is None and not rest
-            else [item]
-            if item is not None
-            else items[head : head + 1]
-        )
+        if item is not None or not rest:
+            items[head : head + 1] = [] if item is None else [item]
         return YamlNode("list", node.mark if node is not None else mark, items=items)
     entries = (
         dict(node.entries)

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from kdist import __version__
-from kdist.app import COMMANDS, MEANT, cli, report
+from kdist.app import COMMANDS, MEANT, cli, load_command, report, sections
 from kdist.errors import Code, InvalidJobError, KdistError, NotFoundError, Problem, UsageError
 from tests.cli.cluster.api import Api, Asked, Reply, write_kubeconfig
 from tests.cli.conftest import Kdist
@@ -29,6 +29,18 @@ HEAVY = {
         "kdist.status",
         "kdist.job.local",
     ),
+}
+# words that a help text says of an exit code
+MEANINGS = {
+    Code.USAGE: "usage|invalid|error",
+    Code.UNCHANGED: "unchanged",
+    Code.NOT_FOUND: "no such",
+    Code.UNREACHABLE: "unreachable",
+    Code.TIMEOUT: "time",
+    Code.FORBIDDEN: "permission|right",
+    Code.JOB_FAILED: "failed",
+    Code.JOB_CANCELLED: "stopped|not confirmed",
+    Code.INTERRUPTED: "interrupted|Ctrl-C",
 }
 # what a file without problems, `--set` or code needs nothing of
 UNUSED = {
@@ -94,6 +106,23 @@ def test_examples_come_first_in_the_help_of_every_command(kdist: Kdist) -> None:
         examples = shown.split("Examples:\n")[1].split("\n\n")[0]
         assert len(re.findall(r"kdist", examples)) >= 3
         assert shown.index("Examples:") < shown.index("Options:")
+
+
+def test_the_table_and_the_help_of_a_command_say_the_same_sentence() -> None:
+    for commands in sections().values():
+        for name, sentence in commands.items():
+            assert (load_command(name).help or "").split("\n\n")[0] == sentence
+
+
+def test_the_exit_codes_in_help_texts_are_those_of_the_errors() -> None:
+    shown: set[str] = set()
+    for name in (name for commands in sections().values() for name in commands):
+        block = (load_command(name).help or "").partition("Exit codes:")[2]
+        for numbers, words in re.findall(r"((?:\d+, )*\d+) ([^\d]+)", block):
+            for code in map(Code, map(int, numbers.split(", "))):
+                assert re.search(MEANINGS.get(code, ""), words), (name, code, words)
+                shown.add(code.name)
+    assert shown > {code.name for code in MEANINGS if code is not Code.INTERRUPTED}
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ STRAGGLER_RATIO = 1.3
 """A rank is slow when it is busy this many times as long as the median rank: the threshold of the
 alert KdistStraggler.
 """
+MAX_HEARTBEAT_AGE = 10.0
+"""Seconds without a heartbeat, after which the views mark a rank as silent."""
 _BUSY_PHASES = ("data_wait", "forward", "backward", "optimizer")
 _MIN_EXCESS_SECONDS = 0.0005  # a smaller difference is noise
 

@@ -16,6 +16,7 @@ from kdist.diagnose.rule import (
     name_all,
     name_pods,
 )
+from kdist.spec.training_job import Spec
 from kdist.status import (
     SEPARATE_RANKS_FIX,
     Phase,
@@ -299,7 +300,6 @@ def _show_place(rank: RankStatus) -> str:
 _SILENT = 30.0  # seconds without a heartbeat after which a rank that makes no steps is silent
 _SHORT, _STEPS = 5.0, 5.0  # for a rank that makes steps: seconds, and multiples of its step time
 _MAX_LOCATIONS = 4  # groups of ranks that are named
-_HANG_SECONDS = 300  # the default of spec.hangTimeoutSeconds
 
 
 def find_hang(ctx: DiagnosticContext) -> Diagnosis | None:
@@ -317,7 +317,8 @@ def find_hang(ctx: DiagnosticContext) -> Diagnosis | None:
         words, logs = f"ranks hang; {outlook}", ctx.kdist("logs")
         return Diagnosis("hang", words, "waiting", fix=fix, commands=(logs,))
     if not hung:
-        limit = documents.integer(ctx.seen.job, "spec", "hangTimeoutSeconds") or _HANG_SECONDS
+        default: int = Spec.model_fields["hang_timeout_seconds"].default
+        limit = documents.integer(ctx.seen.job, "spec", "hangTimeoutSeconds") or default
         left = limit - max(each.silence or 0.0 for each in silent)
         when = f"in {seconds(left)} at the earliest" if left > 0 else "soon"
         outlook = (

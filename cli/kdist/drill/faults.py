@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
+from kdist.spec import TrainConfig
 from kdist.status import documents
 from kdist.status.agent_status import RUNNING_STATES, AgentStatus
 from kdist.units import count
@@ -146,10 +147,12 @@ def silence_bound(situation: Situation) -> float:
     """Seconds after which the other nodes go on without a silent one."""
     nodes = documents.integer(situation.config, "nodes", "max") or len(situation.nodes)
     if documents.text(situation.config, "train", "collectiveTiming") == "off":
-        return documents.number(situation.config, "hangTimeoutSeconds") or 300.0
+        default: int = TrainConfig.model_fields["hang_timeout_seconds"].default
+        return documents.number(situation.config, "hangTimeoutSeconds") or default
     if situation.is_script:
         return _SCRIPT_SECONDS
-    # repeated from kdist_trainer.rendezvous.handler: keep-alives, and how many may be missed
+    # repeated from `RendezvousTimings` of kdist_trainer.rendezvous.state, which imports torch:
+    # the time between keep-alives, and how many may be missed
     if situation.place == "local":
         return 3 * max(1.0, nodes / 32)
     return max(1.0, nodes / 5) * (4 if nodes <= 8 else 3)

@@ -6,7 +6,7 @@ Read `training_job` first (metadata and spec), then `models` (text types and sma
 fields, and formats and suggests paths to them, and `scaffold` writes new job files. Reading YAML
 does not belong here but in `kdist.load`.
 
-This package is the only one that imports the trainer: others import `TrainConfig` and `Exit` from
+What others need of the trainer's configuration, such as `TrainConfig` and `Exit`, they import from
 here.
 """
 

@@ -25,7 +25,6 @@ from kdist.units import is_number, moment, seconds
 from kdist.views import status_table, top
 from kdist.views.frame import WATCH_HINT, Frame, JobView, RankTable, join_parts, render_print
 
-_MAX_HEARTBEAT_AGE = 10.0  # seconds, after which it is shown in red
 _PACE_MAX_AGE = 30.0  # seconds since a step, after which there is no estimate
 _FINE_PODS = ("Running", "Succeeded", "Completed")
 _LEVEL_STYLES = {"warning": "yellow not dim", "error": "red not dim"}
@@ -144,7 +143,7 @@ def _node_rows(node: NodeProgress, now: float, slow: set[int]) -> Iterator[list[
     no_ranks: list[Mapping[str, Any]] = [{}]
     for rank in no_ranks if node.phase in _WITHOUT_RANKS else node.ranks or no_ranks:
         age = rank.get("heartbeat_age")
-        late = isinstance(age, int | float) and age > _MAX_HEARTBEAT_AGE
+        late = isinstance(age, int | float) and age > metrics.MAX_HEARTBEAT_AGE
         is_slow = rank.get("rank") in slow and not style
         yield [
             Text(node.name),

@@ -27,7 +27,6 @@ HEADER = (
     "",
 )
 _MAX_ROWS = 64
-_MAX_HEARTBEAT_AGE = 10.0  # seconds without a heartbeat, after which a rank is marked
 
 
 def cells(row: RankBreakdown) -> tuple[str, ...]:
@@ -123,7 +122,9 @@ def _flag(row: RankBreakdown) -> str:
     if row.slow:
         return "SLOW"
     age = row.heartbeat_age
-    return f"silent for {seconds(age)}" if age is not None and age > _MAX_HEARTBEAT_AGE else ""
+    return (
+        f"silent for {seconds(age)}" if age is not None and age > metrics.MAX_HEARTBEAT_AGE else ""
+    )
 
 
 def _time(value: float | None) -> str:

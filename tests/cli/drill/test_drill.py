@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any, cast
 
 from kdist.drill import drill
+from kdist.drill.command import command
 from kdist.drill.faults import Situation
 from kdist.drill.report import Ledger
 from kdist.drill.target import DrillTarget
+
+
+def test_the_help_says_how_long_a_job_may_take_to_train_again() -> None:
+    assert f"({drill.TIMEOUT / 60:g}m)" in (command.help or "")
 
 
 class _Place:

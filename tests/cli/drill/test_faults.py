@@ -10,6 +10,7 @@ from kdist.drill import faults
 from kdist.drill.drill import plan_fault
 from kdist.drill.faults import FAULTS, Fault, Situation
 from kdist.errors import KdistError, NotFoundError, UsageError
+from kdist_trainer.rendezvous.state import RendezvousTimings
 
 CONFIG: dict[str, Any] = {
     "nodes": {"min": 2, "max": 2},
@@ -133,6 +134,14 @@ def test_a_silence_lasts_by_default_until_the_others_have_noticed_it() -> None:
     assert faults.silence_bound(situation(config=untimed)) == 300
     (told,) = faults.list_warnings("silence", small, seconds=1.0)
     assert "so they wait for it" in told
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5, 8, 9, 32, 33, 64, 1000])
+def test_a_silent_node_stays_a_member_as_long_as_the_rendezvous_says(nodes: int) -> None:
+    for place, remote in (("local", False), ("cluster", True)):
+        timings = RendezvousTimings.for_nodes(nodes, remote=remote)
+        found = situation(place=place, config={**CONFIG, "nodes": {"min": 1, "max": nodes}})
+        assert faults.silence_bound(found) == timings.keep_alive * timings.keep_alive_attempts
 
 
 def test_the_last_rank_or_node_is_struck_unless_another_is_named() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import re
+
 import pytest
 
 from kdist.spec import reference
 from kdist.spec.reference import elsewhere, near_name, near_path, parse, show
+from tests.house.tree import ROOT
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,19 @@ def test_a_name_that_stands_elsewhere_is_found_only_if_it_is_the_only_one() -> N
     assert elsewhere("epochs") == "spec.train.epochs"
     assert elsewhere("name") == ""
     assert elsewhere("nothing-like-it") == ""
+
+
+@pytest.mark.parametrize("folder", ["trainer/kdist_trainer/causes", "cli/kdist/diagnose"])
+def test_every_field_that_an_advice_names_exists(folder: str) -> None:
+    named = {
+        path
+        for file in (ROOT / folder).glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for path in re.findall(r"\bspec\.(?:\w+\.?)+", node.value)
+    }
+    assert len(named) > 5
+    assert [path for path in named if reference.look_up(path) is None] == []
 
 
 @pytest.mark.parametrize("field", list(reference.root().walk()), ids=lambda field: field.path)

@@ -42,7 +42,7 @@ from kdist_trainer.metrics.persistence import counters_path
 from kdist_trainer.network.server import LOOPBACK, own_addresses, with_loopback
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.processes import descriptors, liveness, process_tree
-from kdist_trainer.processes.signals import StopRequested, StopSignals, stop_margin
+from kdist_trainer.processes.signals import StopRequested, StopSignals, kill_deadline
 
 _POLL_SECONDS = 0.2
 _RESPONSE_SECONDS = 0.5  # for the response to the final scrape to arrive
@@ -176,9 +176,7 @@ def _wait_for_final_scrape(config: TrainConfig, exporter: Exporter, stop: StopSi
         if stop.requested_at is not None:
             deadline = min(
                 deadline,
-                stop.requested_at
-                + config.termination_grace_period_seconds
-                - stop_margin(config.termination_grace_period_seconds),
+                kill_deadline(stop.requested_at, config.termination_grace_period_seconds),
             )
     if exporter.scrapes > before:
         time.sleep(_RESPONSE_SECONDS)

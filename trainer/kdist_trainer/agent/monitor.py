@@ -69,7 +69,7 @@ from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.metrics.status import RunHistory
 from kdist_trainer.processes.descriptors import EXHAUSTED
 from kdist_trainer.processes.liveness import Phase
-from kdist_trainer.processes.signals import StopSignals, signal_name, stop_margin
+from kdist_trainer.processes.signals import StopSignals, kill_deadline, signal_name
 from kdist_trainer.processes.threads import BoundedCalls, OnError, start_thread
 from kdist_trainer.rendezvous.state import RendezvousStatus
 from kdist_trainer.rendezvous.stores import StoreRefusedError
@@ -677,8 +677,7 @@ class WorkerMonitor:
             read_or_empty(lambda: plan(number, reason, rank_states=self._rank_states()))
         if reason != STOP:
             self.workers.signal(signal.SIGTERM)
-        grace = self.config.termination_grace_period_seconds
-        self._kill_at = since + grace - stop_margin(grace)
+        self._kill_at = kill_deadline(since, self.config.termination_grace_period_seconds)
 
     def _is_connecting(self) -> bool:
         connecting = (Phase.START, Phase.RENDEZVOUS)

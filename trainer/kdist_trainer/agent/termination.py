@@ -60,7 +60,7 @@ from kdist_trainer.ipc.control import (
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.ipc.failure import read as read_failure
 from kdist_trainer.ipc.result import DONE
-from kdist_trainer.processes.signals import StopSignals, stop_margin
+from kdist_trainer.processes.signals import StopSignals, kill_deadline
 from kdist_trainer.rendezvous.handler import Rendezvous
 from kdist_trainer.rendezvous.stores import StoreRefusedError
 
@@ -451,9 +451,8 @@ def save_kept_state(
     local_rank = next(number for number, kept in survivors.kept.items() if kept == step)
     log.event("saving-kept-state", step=step, generation=number)
     survivors.join_alone(workers, local_rank, describe_group(number))
-    grace = settings.config.termination_grace_period_seconds
     since = time.monotonic() if stop.requested_at is None else stop.requested_at
-    deadline = since + grace - stop_margin(grace)
+    deadline = kill_deadline(since, settings.config.termination_grace_period_seconds)
     while local_rank in workers.living:
         if time.monotonic() > deadline or stop.urgent:
             why = "a second request to stop came" if stop.urgent else "the grace period was over"

@@ -194,7 +194,9 @@ _DIED = (
     "find what ended the process of the data loader (its lines are above in the log): memory, "
     "/dev/shm or a signal; train.loader.workers: 0 loads in the rank itself"
 )
-_SHM = "raise spec.resources.shm (here /dev/shm{free}), or lower train.loader.workers"
+_SHM = (
+    "raise spec.resources.memory, of which /dev/shm is a part{free}, or lower train.loader.workers"
+)
 _FILES = "raise the limit of open files (ulimit -n), or close what {place} opens"
 _FREE = "free space on {path}{free}; committed checkpoints are safe"
 _STORAGE = "repair or mount again the volume of {path}; committed checkpoints are safe"

@@ -291,7 +291,7 @@ _AGAIN = (
 )
 _LOAD = (
     "the checkpoint could not be given to the training: take an earlier one, or a new folder "
-    "(spec.checkpoint); if it is of this very job, report it with the traceback"
+    "(spec.checkpoints); if it is of this very job, report it with the traceback"
 )
 
 

@@ -45,6 +45,7 @@ from kdist_trainer.config.sources import (
     Init,
 )
 from kdist_trainer.config.training import (
+    DEFAULT_KEEP,
     AllReduceCheck,
     Checkpointing,
     EarlyStop,
@@ -63,6 +64,7 @@ __all__ = [
     "CHECKPOINTS_ENDPOINT",
     "CHECKPOINTS_REGION",
     "CREDENTIAL_VARIABLES",
+    "DEFAULT_KEEP",
     "DEFAULT_RESTARTS",
     "METRICS_PORT",
     "NOT_FETCHED",

@@ -5,7 +5,7 @@ each worker group must meet before it trains.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -18,6 +18,9 @@ from pydantic import (
 
 from kdist_trainer.config.base import Bytes, ConfigModel, Count, Name, PositiveSeconds
 from kdist_trainer.config.sources import Init
+
+DEFAULT_KEEP: Final = 3
+"""Committed checkpoints that are kept, also by scripts and integrations."""
 
 
 def _only_true(value: Any) -> Any:
@@ -84,7 +87,7 @@ class Checkpointing(ConfigModel):
         description="async writes in the background; blocking pauses training for the write.",
     )
     keep: int = Field(
-        3,
+        DEFAULT_KEEP,
         ge=1,
         le=1000,
         description=(

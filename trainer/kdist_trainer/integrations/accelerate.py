@@ -21,6 +21,7 @@ from typing import Any, Literal
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
+from kdist_trainer.config import DEFAULT_KEEP
 from kdist_trainer.integrations import framework
 from kdist_trainer.integrations.framework import FrameworkCheckpoints
 from kdist_trainer.metrics.transport import Reporter
@@ -43,7 +44,7 @@ class KdistTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no
         *,
         every_seconds: int | Literal["auto"] = "auto",
         every_steps: int | None = None,
-        keep: int = 3,
+        keep: int = DEFAULT_KEEP,
     ) -> None:
         """Report to nobody yet.
 

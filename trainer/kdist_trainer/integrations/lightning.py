@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from kdist_trainer.config import DEFAULT_KEEP
 from kdist_trainer.integrations import framework
 from kdist_trainer.integrations.framework import FrameworkCheckpoints
 from kdist_trainer.metrics.transport import Reporter
@@ -45,7 +46,7 @@ class KdistCallback(Callback):
         *,
         every_seconds: int | Literal["auto"] = "auto",
         every_steps: int | None = None,
-        keep: int = 3,
+        keep: int = DEFAULT_KEEP,
     ) -> None:
         """Do nothing until `Trainer.fit`.
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from kdist_trainer.config import Exit
+from kdist_trainer.config import DEFAULT_KEEP, Exit
 from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.integrations import framework
 from kdist_trainer.integrations.framework import FrameworkCheckpoints
@@ -42,7 +42,7 @@ class KdistTrainerCallback(TrainerCallback):
         *,
         every_seconds: int | Literal["auto"] = "auto",
         every_steps: int | None = None,
-        keep: int = 3,
+        keep: int = DEFAULT_KEEP,
     ) -> None:
         """Do nothing until `Trainer.train`.
 

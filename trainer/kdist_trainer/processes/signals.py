@@ -64,9 +64,11 @@ class StopRequested(Exception):  # noqa: N818 - a request is not an error
     """The agent was asked to stop while it waited for other nodes."""
 
 
-def stop_margin(grace_seconds: float) -> float:
-    """The seconds of the grace period that the agent reserves to kill its workers and to exit."""
-    return min(5.0, max(0.5, grace_seconds / 10))
+def kill_deadline(since: float, grace_seconds: float) -> float:
+    """When the agent kills its workers, of a grace period that began at `since`: it reserves the
+    seconds that it needs to kill them and to exit.
+    """
+    return since + grace_seconds - min(5.0, max(0.5, grace_seconds / 10))
 
 
 class StopSignals:

@@ -36,7 +36,7 @@ from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.interval import INTERVAL_EVENT, SaveClock, make_interval
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import open_location
-from kdist_trainer.config import Checkpointing, Every, TrainConfig
+from kdist_trainer.config import DEFAULT_KEEP, Checkpointing, Every, TrainConfig
 from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.metrics.transport import Reporter
@@ -159,7 +159,7 @@ class Checkpointer:
         every_seconds: int | Literal["auto"] = "auto",
         every_steps: int | None = None,
         mode: Literal["async", "blocking"] = "async",
-        keep: int = 3,
+        keep: int = DEFAULT_KEEP,
     ) -> None:
         """Lock the job's checkpoint folder, and read `state` and `shared_state` of the newest
         checkpoint in it.

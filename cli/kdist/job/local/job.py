@@ -29,6 +29,7 @@ from kdist.job.job import (
     LogSelection,
 )
 from kdist.job.local import agents, run_dir
+from kdist.spec import TrainConfig
 from kdist.status import JobStatus, Phase, Snapshot, documents
 
 if TYPE_CHECKING:
@@ -210,7 +211,8 @@ class LocalJob:
     def grace_seconds(self) -> float:
         """Seconds that its ranks may take to save and end."""
         train = run_dir.read_json(self.root / "train.json") or {}
-        return documents.number(train, "terminationGracePeriodSeconds") or 60.0
+        default: int = TrainConfig.model_fields["termination_grace_period_seconds"].default
+        return documents.number(train, "terminationGracePeriodSeconds") or default
 
     def refuse(self, verb: str, hint: str, command: str) -> ClusterOnlyError:
         """The error of `kdist VERB`, which is for jobs on a cluster: what to do here instead, in

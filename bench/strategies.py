@@ -87,7 +87,7 @@ def measure(strategy: str, precision: str, size: int) -> dict[str, float]:
 def rank() -> None:
     """One rank of a run."""
     from kdist_trainer.distributed.world import World
-    from kdist_trainer.metrics.step_stats import StepStats
+    from kdist_trainer.metrics.rank_metrics import StepStats
     from kdist_trainer.metrics.transport import Reporter
     from kdist_trainer.training import trainer
     from kdist_trainer.training.builder import RankRuntime, assemble

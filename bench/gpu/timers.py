@@ -36,7 +36,7 @@ from kdist_trainer.instrumentation.step_timer import (
     GlooAllReduceTimer,
     union_length,
 )
-from kdist_trainer.metrics.step_stats import Op, StepStats
+from kdist_trainer.metrics.rank_metrics import Op, StepStats
 
 STEPS = 10
 WARM = {"cuda": 10, "cpu": 2}

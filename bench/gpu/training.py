@@ -18,7 +18,7 @@ from bench.ranks import free_ports, launch
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation import collective_hooks
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.processes.liveness import NullHeartbeat
 from kdist_trainer.training import trainer

@@ -1,6 +1,7 @@
 """Recovers jobs from node loss, as `kdist recover` does, on threads of its own. It reads everything
 at the moment of the decision, and polls the agents that are left. `NodeCache` keeps the nodes that
-are not ready: a job with pods on one of them needs recovery.
+are not ready: a job with pods on one of them needs recovery. Its times are in
+`kdist.recovery.decision`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from kdist_trainer.metrics.exporter import Exporter
-from kdist_trainer.metrics.step_stats import Op, StepStats
+from kdist_trainer.metrics.rank_metrics import Op, StepStats
 from kdist_trainer.metrics.transport import Reporter
 from tests.charts.monitored import SCRAPE_SECONDS, scraping, until
 from tools.dashboards import DASHBOARDS

@@ -14,7 +14,7 @@ from kdist import rbac
 from kdist.errors import Code
 from tests.cli.cluster.api import Api, Asked, Reply, refusal, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, serve
-from tests.cli.cluster.store import Store
+from tests.cli.cluster.objects import Store
 from tests.cli.conftest import Kdist
 from tests.house.tree import ROOT
 

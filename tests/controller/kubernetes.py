@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from kdist.backends import DEPENDENT_KINDS, workload_kinds
 from kdist.cluster.resources import plural
 from tests.cli.cluster.api import Asked, Reply, refusal
+from tests.cli.cluster.objects import merge_patch
 
 Document = dict[str, Any]
 
@@ -170,8 +171,8 @@ class Kubernetes:
             return _missing(place)
         body = asked.body if not subresource else {subresource: asked.body.get(subresource)}
         if "dryRun" in asked.query:
-            return Reply(document=_merge(found, body))
-        return Reply(document=self._store(place, _merge(found, body)))
+            return Reply(document=merge_patch(found, body))
+        return Reply(document=self._store(place, merge_patch(found, body)))
 
     def _apply(self, place: _Place, asked: Asked, found: Document | None) -> Reply:
         manager = asked.query["fieldManager"]
@@ -180,13 +181,13 @@ class Kubernetes:
             body["metadata"].pop(key, None)
         before = self._applied.get((place, manager), {})
         kept = _without(found or {}, before, body)
-        if found and found["kind"] == "TrainingRuntime" and _merge(kept, body) != found:
+        if found and found["kind"] == "TrainingRuntime" and merge_patch(kept, body) != found:
             text = "spec.template.spec.failurePolicy: Invalid value: Value is immutable"
             return refusal(422, text, "Invalid")
         if "dryRun" in asked.query:
-            return Reply(200 if found else 201, _merge(kept, body))
+            return Reply(200 if found else 201, merge_patch(kept, body))
         self._applied[place, manager] = body
-        return Reply(200 if found else 201, self._store(place, _merge(kept, body)))
+        return Reply(200 if found else 201, self._store(place, merge_patch(kept, body)))
 
     def _store(self, place: _Place, document: Document) -> Document:
         before = self.objects.get(place)
@@ -297,7 +298,7 @@ class Kubernetes:
         """Create an object, or change it by a merge patch, as somebody else does."""
         place = self.place(kind, document["metadata"]["name"], namespace)
         with self._changed:
-            return self._store(place, _merge(self.objects.get(place) or {}, document))
+            return self._store(place, merge_patch(self.objects.get(place) or {}, document))
 
     def remove(self, kind: str, name: str, namespace: str = "ml") -> None:
         """Delete an object, as somebody else does."""
@@ -342,18 +343,6 @@ def _is_same(before: Document, after: Document) -> bool:
         for key in ignored:
             each["metadata"].pop(key, None)
     return one == other
-
-
-def _merge(found: Any, patch: Any) -> Any:
-    if not isinstance(found, dict) or not isinstance(patch, dict):
-        return copy.deepcopy(patch)
-    merged = dict(found)
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = _merge(merged.get(key, {}), value)
-    return copy.deepcopy(merged)
 
 
 def _without(found: Any, before: Any, after: Any) -> Any:

@@ -30,7 +30,7 @@ LIGHT = {
     "kdist_trainer.ipc.failure": "torch numpy kdist click",
     "kdist_trainer.metrics.exporter": "torch numpy kdist click",
     "kdist_trainer.metrics.transport": "torch numpy kdist click",
-    "kdist_trainer.metrics.step_stats": "torch numpy kdist click",
+    "kdist_trainer.metrics.rank_metrics": "torch numpy kdist click",
     "kdist_trainer.checkpoint.__main__": "torch numpy kdist click",
     "kdist_trainer.checkpoint.manifest": "torch numpy kdist click",
     "kdist_trainer.checkpoint.ledger": "torch numpy kdist click msgspec",

@@ -49,7 +49,7 @@ from kdist_trainer.ipc.control import (
     WAITING_VARIABLE,
     GroupControl,
 )
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.processes import script_forkserver
 from kdist_trainer.processes.liveness import Heartbeat, NullHeartbeat, Phase

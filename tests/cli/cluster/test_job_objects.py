@@ -13,7 +13,7 @@ from kdist.cluster import ApiError, ForeignError, JobObjects, JobOwner
 from kdist.manifest import Manifest, mark
 from tests.cli.cluster.api import Api
 from tests.cli.cluster.conftest import Connect, Serve
-from tests.cli.cluster.store import Store
+from tests.cli.cluster.objects import Store
 
 Document = dict[str, Any]
 UID = "uid-of-the-trainingjob"

@@ -14,7 +14,7 @@ import yaml
 from kdist.errors import Code
 from kdist.job.cluster import changes
 from tests.cli.cluster.api import Api, write_kubeconfig
-from tests.cli.cluster.store import Store
+from tests.cli.cluster.objects import Store
 from tests.cli.conftest import Kdist
 
 JOBS = "/apis/batch/v1/namespaces/ml/jobs/digits"

@@ -11,7 +11,7 @@ import yaml
 
 from tests.cli.cluster.api import Api, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, serve
-from tests.cli.cluster.store import Store
+from tests.cli.cluster.objects import Store
 
 __all__ = ["serve"]
 

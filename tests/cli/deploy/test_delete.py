@@ -11,7 +11,7 @@ import pytest
 
 from kdist.errors import Code
 from tests.cli.cluster.api import Api
-from tests.cli.cluster.store import Store
+from tests.cli.cluster.objects import Store
 from tests.cli.conftest import Kdist
 from tests.cli.deploy.conftest import CORE
 

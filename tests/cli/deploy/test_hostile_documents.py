@@ -16,8 +16,8 @@ import yaml
 
 from kdist.errors import Code
 from tests.cli.cluster.api import Api, Asked
+from tests.cli.cluster.objects import Store
 from tests.cli.cluster.roles import VERBS, Verb
-from tests.cli.cluster.store import Store
 from tests.cli.conftest import Kdist
 from tests.cli.deploy.conftest import CORE, PLACES
 

@@ -14,7 +14,7 @@ from kdist.cluster import connect
 from kdist.errors import Code
 from kdist.job.cluster.snapshot import fetch_snapshot
 from tests.cli.cluster.api import Api
-from tests.cli.cluster.store import Store
+from tests.cli.cluster.objects import Store
 from tests.cli.conftest import Kdist
 from tests.cli.deploy.conftest import CORE, PLACES
 

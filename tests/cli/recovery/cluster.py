@@ -9,7 +9,7 @@ from typing import Any
 from kdist import backends
 from kdist.cluster import resources
 from tests.cli.cluster.api import Asked, Reply, refusal
-from tests.cli.cluster.store import Store
+from tests.cli.cluster.objects import Store
 from tests.cli.status.objects import Document, at, lost_pod, pod, report
 
 CORE = "/api/v1/namespaces/ml"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.cluster.api import Asked, Reply
-from tests.cli.cluster.store import Store
+from tests.cli.cluster.objects import Store
 from tests.cli.status import objects
 from tests.cli.status.objects import Document
 

@@ -19,7 +19,7 @@ from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.collective_hooks import PostHook
 from kdist_trainer.instrumentation.step_timer import GlooAllReduceTimer
 from kdist_trainer.instrumentation.torch_internals import count_bytes
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 from tests.trainer.training.group import run_group
 
 

@@ -16,7 +16,7 @@ from kdist_trainer.instrumentation.step_timer import (
     GlooCollectiveTimer,
     StepTimer,
 )
-from kdist_trainer.metrics.step_stats import StepPhase, StepStats
+from kdist_trainer.metrics.rank_metrics import StepPhase, StepStats
 
 
 class Handle:

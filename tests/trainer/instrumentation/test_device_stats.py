@@ -18,7 +18,7 @@ from kdist_trainer.instrumentation.device_stats import (
     resident_bytes,
     was_counting,
 )
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 
 
 def make(stats: StepStats, waiting: int | None = None, **train: Any) -> DeviceStats:

@@ -19,7 +19,7 @@ from kdist_trainer.instrumentation.step_timer import (
     StepTimer,
     add_all_reduces,
 )
-from kdist_trainer.metrics.step_stats import StepPhase, StepStats
+from kdist_trainer.metrics.rank_metrics import StepPhase, StepStats
 from kdist_trainer.processes.liveness import Heartbeat
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import WIDE, Late, SlowToCount, describe, train, train_watched

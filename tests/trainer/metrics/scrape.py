@@ -14,7 +14,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from kdist_trainer.metrics.exporter import Exporter
-from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats, WallCategory
+from kdist_trainer.metrics.rank_metrics import Op, StepPhase, StepStats, WallCategory
 from kdist_trainer.metrics.transport import Record, pack, unpack
 
 INFO = {

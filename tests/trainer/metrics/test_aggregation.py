@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdist_trainer.metrics.aggregation import RankMetrics
-from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, StepPhase, StepStats, WallCategory
+from kdist_trainer.metrics.rank_metrics import WALL_CATEGORIES, StepPhase, StepStats, WallCategory
 from kdist_trainer.metrics.transport import GAUGES, SLOTS
 from tests.trainer.metrics.scrape import full_stats, record_of
 

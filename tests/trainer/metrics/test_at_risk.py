@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kdist_trainer.metrics.aggregation import WorkAtRisk
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.metrics.transport import Record, pack, unpack
 
 BEGAN = 1000.0

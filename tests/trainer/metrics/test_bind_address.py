@@ -95,7 +95,7 @@ def test_a_scratch_folder_with_a_very_long_path_works(
 def test_a_scrape_is_answered_while_the_workers_are_stopped(exporter: Exporter) -> None:
     code = """
 from kdist_trainer.metrics.transport import Reporter
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 stats = StepStats(rank=0, generation=1)
 reporter = Reporter(stats, min_interval_seconds=0)
 while True:

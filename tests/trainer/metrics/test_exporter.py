@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.metrics.exporter import Exporter
+from kdist_trainer.metrics.rank_metrics import StepPhase, StepStats
 from kdist_trainer.metrics.status import RunHistory
-from kdist_trainer.metrics.step_stats import StepPhase, StepStats
 from kdist_trainer.metrics.transport import Reporter, pack
 from kdist_trainer.processes.liveness import Heartbeat, Phase
 from tests.trainer.metrics.scrape import (

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer import Reporter
-from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, StepStats
+from kdist_trainer.metrics.rank_metrics import WALL_CATEGORIES, StepStats
 from kdist_trainer.metrics.transport import CLOSE_SECONDS, GAUGES, SLOTS, Record, unpack
 from kdist_trainer.processes.liveness import Heartbeat, Phase
 

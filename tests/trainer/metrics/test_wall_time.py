@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdist_trainer.metrics.agent_metrics import STATES
 from kdist_trainer.metrics.aggregation import WallTimeBreakdown
-from kdist_trainer.metrics.declarations import STATES
-from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, WallCategory
+from kdist_trainer.metrics.rank_metrics import WALL_CATEGORIES, WallCategory
 from kdist_trainer.processes.liveness import Phase
 
 COUNT = len(WALL_CATEGORIES)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.checkpoint.storage import open_location
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.object_store import files
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.tensorboard import FOLDER, TensorBoardWriter, writer

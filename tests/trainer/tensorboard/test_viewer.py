@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.tensorboard import FOLDER, TensorBoardWriter
 from kdist_trainer.tensorboard.__main__ import NEEDED_BYTES, free_bytes, main
 from tests.patience import soon

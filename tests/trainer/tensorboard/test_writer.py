@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.metrics.step_stats import StepPhase, StepStats
+from kdist_trainer.metrics.rank_metrics import StepPhase, StepStats
 from kdist_trainer.tensorboard import FOLDER, TensorBoardWriter, writer
 from tests.patience import soon
 from tests.trainer.tensorboard.drawn import LOSS, read, steps

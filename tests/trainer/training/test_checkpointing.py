@@ -8,7 +8,7 @@ import pytest
 
 from kdist_trainer.checkpoint.interval import SaveClock, SaveInterval
 from kdist_trainer.config import Every
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.training.checkpointing import TrainerCheckpointing
 
 

@@ -18,7 +18,7 @@ from kdist_trainer import workloads
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.training import trainer
 from kdist_trainer.training.builder import RankRuntime, assemble

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from kdist_trainer.metrics.step_stats import StepPhase
+from kdist_trainer.metrics.rank_metrics import StepPhase
 from tests.trainer.training.cells import document, layout
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import train_watched

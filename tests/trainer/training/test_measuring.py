@@ -22,7 +22,7 @@ from kdist_trainer.instrumentation.step_timer import (
     GlooCollectiveTimer,
     StepTimer,
 )
-from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats
+from kdist_trainer.metrics.rank_metrics import Op, StepPhase, StepStats
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import Dawdling, describe, train_watched
 

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from kdist_trainer import config
 from kdist_trainer.config import TrainConfig
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.training import regroup
 from kdist_trainer.training.builder import RankRuntime, assemble

@@ -8,8 +8,8 @@ metrics that the agent serves (`kdist_trainer.metrics`), what a worker trains
 (`kdist_trainer.training`), and torch's private names (`kdist_trainer.rendezvous.torch_internals`).
 
 Read `launch` first, which runs an agent from start to exit; then `agent`, one round of which joins
-the rendezvous and runs a worker group, and `monitor`, which watches that group. `termination`
-decides what follows. `worker_group` has the worker processes, also those that continue in the next
-group, or are started before there is one for them. `forkserver`, `preload` and `shim` only make
-processes start fast.
+the rendezvous and runs a worker group, and `monitor`, which watches that group and kills what
+outlives its grace period. `termination` decides what follows. `worker_group` has the worker
+processes, also those that continue in the next group, or are started before there is one for them.
+`forkserver`, `preload` and `shim` only make processes start fast.
 """

@@ -47,7 +47,7 @@ from kdist_trainer.checkpoint.manifest import (
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.formats.digest import Digest
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.object_store.errors import ObjectChangedError
 from kdist_trainer.object_store.store import ObjectPath
 

@@ -4,7 +4,8 @@ into a folder of this machine before a job starts, with progress, checksums and 
 This module has what the others share: the request, and the interface of a source, which is a place
 to fetch from. `bucket` is the source for object stores, `web` has those for https:// and hf://.
 `fetcher` runs one fetch from start to end: it lists the files, compares them with those that are
-there, downloads the missing ones, and decides how long failed requests are repeated. Free of torch.
+there, downloads the missing ones, and decides when and how long failed requests are repeated
+(`Retries`). Free of torch.
 
 A fetch may be killed at any time. A file is moved to `files` when it is complete, and files of
 another version are removed before `fetch.json` names the new one: so `files` has whole files of the

@@ -73,8 +73,6 @@ def parse_sums(text: bytes, where: str) -> dict[str, str]:
 
 
 REPORT_SECONDS: Final = 2.0
-FIRST_WAIT_SECONDS: Final = 0.25
-LONGEST_WAIT_SECONDS: Final = 30.0
 
 T = TypeVar("T")
 
@@ -141,6 +139,10 @@ class FetchProgress:
 
 class FetchStopped(Exception):  # noqa: N818 - no error
     """Another file has failed for good: this one is abandoned."""
+
+
+FIRST_WAIT_SECONDS: Final = 0.25
+LONGEST_WAIT_SECONDS: Final = 30.0
 
 
 class Retries:

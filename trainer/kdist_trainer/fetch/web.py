@@ -47,7 +47,7 @@ from kdist_trainer.network.deadline_http import (
 from kdist_trainer.processes.threads import OnError, start_thread
 
 TIMEOUT_SECONDS: Final = 60.0
-LONGEST_WAIT_SECONDS: Final = 120.0
+LONGEST_RETRY_AFTER_SECONDS: Final = 120.0
 CHUNK_BYTES: Final = 1 << 20
 SLOWEST: Final = 1024
 """Bytes a second; a slower answer counts as none."""
@@ -185,7 +185,7 @@ def _status_error(error: HTTPError, url: str) -> Exception:
     status, reason = error.code, str(error.reason).splitlines()[0] if error.reason else ""
     if status in {408, 425, 429} or (status >= 500 and status not in {501, 505}):
         text = error.headers.get("Retry-After", "") if error.headers is not None else ""
-        seconds = min(float(text), LONGEST_WAIT_SECONDS) if text.isdecimal() else 0.0
+        seconds = min(float(text), LONGEST_RETRY_AFTER_SECONDS) if text.isdecimal() else 0.0
         return TransientError(f"status {status} {reason}".rstrip(), seconds)
     if status in {409, 412}:
         return ChangedError(f"status {status} {reason}".rstrip())

@@ -16,7 +16,7 @@ from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
 from kdist_trainer.config import Training
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 
 SAMPLE_SECONDS = 1.0
 """Minimum time between two samples."""

@@ -28,7 +28,7 @@ from torch.distributed import ProcessGroup, Work
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.collective_hooks import PostHook, on_completion
 from kdist_trainer.instrumentation.torch_internals import count_bytes, storage_id
-from kdist_trainer.metrics.step_stats import Op, StepPhase, StepStats
+from kdist_trainer.metrics.rank_metrics import Op, StepPhase, StepStats
 from kdist_trainer.processes.liveness import Heartbeat
 
 

@@ -20,7 +20,7 @@ from kdist_trainer.checkpoint.interval import SaveClock, make_interval
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Checkpointing, Every
 from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
-from kdist_trainer.metrics.step_stats import WallCategory
+from kdist_trainer.metrics.rank_metrics import WallCategory
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.numerics import rng
 from kdist_trainer.processes.liveness import Phase

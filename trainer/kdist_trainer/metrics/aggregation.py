@@ -26,17 +26,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kdist_trainer import __version__
-from kdist_trainer.metrics import declarations
-from kdist_trainer.metrics.declarations import (
-    AGENT_METRICS,
-    BUILD_INFO,
-    JOB_INFO,
-    WORLD_SIZE_MAX,
-    Kind,
-    Metric,
-    Scope,
-)
-from kdist_trainer.metrics.step_stats import WALL_CATEGORIES, StepPhase, WallCategory
+from kdist_trainer.metrics import agent_metrics
+from kdist_trainer.metrics.agent_metrics import AGENT_METRICS, BUILD_INFO, JOB_INFO, WORLD_SIZE_MAX
+from kdist_trainer.metrics.declarations import Kind, Metric, Scope
+from kdist_trainer.metrics.rank_metrics import WALL_CATEGORIES, StepPhase, WallCategory
 from kdist_trainer.metrics.transport import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, Record
 from kdist_trainer.processes.liveness import Phase
 
@@ -560,7 +553,7 @@ class WorkAtRisk:
         return {
             metric.name: {} if value is None else {(): [value]}
             for metric, value in (
-                (declarations.CHECKPOINT_AT_RISK, at_risk),
-                (declarations.CHECKPOINT_LAST_DURATION, duration),
+                (agent_metrics.CHECKPOINT_AT_RISK, at_risk),
+                (agent_metrics.CHECKPOINT_LAST_DURATION, duration),
             )
         }

@@ -25,7 +25,8 @@ from kdist_trainer import log
 from kdist_trainer.config import Nodes
 from kdist_trainer.formats import FORMAT, FORMATS
 from kdist_trainer.formats.json_text import encode_json
-from kdist_trainer.metrics import declarations, status
+from kdist_trainer.metrics import agent_metrics, status
+from kdist_trainer.metrics.agent_metrics import AGENT_METRICS, REASONS, STANDBY, STATES
 from kdist_trainer.metrics.aggregation import (
     ACCEPTED,
     AgentMetrics,
@@ -35,23 +36,15 @@ from kdist_trainer.metrics.aggregation import (
     WorkAtRisk,
     add,
 )
-from kdist_trainer.metrics.declarations import (
-    AGENT_METRICS,
-    REASONS,
-    STANDBY,
-    STATES,
-    Kind,
-    Metric,
-    Scope,
-)
+from kdist_trainer.metrics.declarations import Kind, Metric, Scope
 from kdist_trainer.metrics.persistence import (
     CounterState,
     CounterStore,
     counter_state,
     read_counters,
 )
+from kdist_trainer.metrics.rank_metrics import COLLECTIVES, WallCategory
 from kdist_trainer.metrics.status import RunCounts, StatusSources
-from kdist_trainer.metrics.step_stats import COLLECTIVES, WallCategory
 from kdist_trainer.metrics.transport import (
     COUNTER_SLOTS,
     GAUGES,
@@ -230,8 +223,8 @@ class Exporter:
                 local_ranks=local_ranks,
                 committed=self.run_counts.committed,
             )
-            self._agent_metrics.set(declarations.GENERATION, generation)
-            self._agent_metrics.set(declarations.WORLD_SIZE, world_size)
+            self._agent_metrics.set(agent_metrics.GENERATION, generation)
+            self._agent_metrics.set(agent_metrics.WORLD_SIZE, world_size)
             self._wall_time.report(
                 self._rank_metrics.wall_seconds(), has_stepped=False, now=time.monotonic()
             )
@@ -241,7 +234,7 @@ class Exporter:
         `Cause`.
         """
         with self._lock:
-            self._agent_metrics.increment(declarations.RESTARTS, (str(cause),))
+            self._agent_metrics.increment(agent_metrics.RESTARTS, (str(cause),))
             self.run_counts.add_failure()
             self._failed_at = time.monotonic()
 
@@ -253,22 +246,22 @@ class Exporter:
         """
         with self._lock:
             metrics = self._agent_metrics
-            metrics.increment(declarations.WORKER_EXITS, (str(cause), signal or "none"))
+            metrics.increment(agent_metrics.WORKER_EXITS, (str(cause), signal or "none"))
             if collective:
                 op = collective if collective in COLLECTIVES else "other"
-                metrics.increment(declarations.COLLECTIVE_FAILURES, (op, str(cause)))
+                metrics.increment(agent_metrics.COLLECTIVE_FAILURES, (op, str(cause)))
 
     def observe_rendezvous(self, seconds: float, outcome: str) -> None:
         """Observe the duration of a rendezvous; `outcome` is `formed`, `timeout` or `failed`."""
         with self._lock:
-            self._agent_metrics.observe(declarations.RENDEZVOUS_DURATION, seconds, (outcome,))
+            self._agent_metrics.observe(agent_metrics.RENDEZVOUS_DURATION, seconds, (outcome,))
 
     def add_lost_steps(self, steps: int) -> None:
         """Count steps that are repeated. Their time is estimated from the latest step times."""
         with self._lock:
-            self._agent_metrics.increment(declarations.LOST_STEPS, amount=steps)
+            self._agent_metrics.increment(agent_metrics.LOST_STEPS, amount=steps)
             self._agent_metrics.increment(
-                declarations.LOST_PROGRESS,
+                agent_metrics.LOST_PROGRESS,
                 amount=steps * (self._rank_metrics.gauges()[_EWMA] or 0.0),
             )
 
@@ -278,7 +271,7 @@ class Exporter:
         """
         with self._lock:
             self._budget = budget
-            self._agent_metrics.set(declarations.RESTARTS_REMAINING, restarts)
+            self._agent_metrics.set(agent_metrics.RESTARTS_REMAINING, restarts)
 
     def expose(self) -> str:
         """Render all metrics in Prometheus' text format."""
@@ -296,7 +289,7 @@ class Exporter:
             samples = self._rank_metrics.total(_SAMPLES)
             # a script may report none, and train all the same
             rate = self._throughput.rate(samples, now=now) if self._managed or samples else None
-            restarts = self._agent_metrics.get(declarations.RESTARTS_REMAINING)
+            restarts = self._agent_metrics.get(agent_metrics.RESTARTS_REMAINING)
             counts = self.run_counts.fields(self._agent_metrics)
             has_begun = self._rank_metrics.has_stepped
         return {
@@ -346,7 +339,7 @@ class Exporter:
             return
         self.at_risk.add(record, now=time.time())
         if record.gauges[_COMMITTED] is not None and self._budget is not None:
-            self._agent_metrics.set(declarations.RESTARTS_REMAINING, self._budget)
+            self._agent_metrics.set(agent_metrics.RESTARTS_REMAINING, self._budget)
         self._failed_saves.add(record.gauges[_COMMITTED], sum(record.counters[_FAILURES]))
         now = time.monotonic()
         self._throughput.add(self._rank_metrics.total(_SAMPLES), now=now)
@@ -359,9 +352,9 @@ class Exporter:
             return
         if (stepped_at := record.gauges[_STEP_TIME]) is not None:
             seconds = max(0.0, stepped_at - record.started_ns / 1e9)
-            self._agent_metrics.set(declarations.TIME_TO_FIRST_STEP, seconds)
+            self._agent_metrics.set(agent_metrics.TIME_TO_FIRST_STEP, seconds)
         if self._failed_at is not None:
-            self._agent_metrics.set(declarations.TIME_TO_RECOVER, now - self._failed_at)
+            self._agent_metrics.set(agent_metrics.TIME_TO_RECOVER, now - self._failed_at)
             self._failed_at = None
 
     def _snapshot(self) -> tuple[MetricsSnapshot, dict[str, Series], dict[str, float]]:
@@ -511,17 +504,17 @@ def exporter_series(
     """
     shown = "pending" if state == STANDBY else state
     return {
-        declarations.SCRAPE_DURATION.name: {(): [scrape_seconds]},
-        declarations.JOB_STATE.name: {(each,): [float(each == shown)] for each in STATES},
-        declarations.HEARTBEAT.name: {
+        agent_metrics.SCRAPE_DURATION.name: {(): [scrape_seconds]},
+        agent_metrics.JOB_STATE.name: {(each,): [float(each == shown)] for each in STATES},
+        agent_metrics.HEARTBEAT.name: {
             (str(rank),): [time] for rank, time in snapshot.received_at.items()
         },
-        declarations.RECORDS.name: {
+        agent_metrics.RECORDS.name: {
             (outcome,): [float(count)]
             for outcome, count in snapshot.received.items()
             if count or outcome == ACCEPTED
         },
-        declarations.CONNECTIONS_REFUSED.name: {
+        agent_metrics.CONNECTIONS_REFUSED.name: {
             (server, reason): [float(reasons.get(reason, 0))]
             for server, reasons in refused.items()
             for reason in REASONS
@@ -531,7 +524,7 @@ def exporter_series(
 
 _CUMULATIVE = frozenset(
     metric.name
-    for metric in (*RECORDED, declarations.LOST_STEPS, declarations.LOST_PROGRESS)
+    for metric in (*RECORDED, agent_metrics.LOST_STEPS, agent_metrics.LOST_PROGRESS)
     if metric.kind is not Kind.GAUGE
 )
 

@@ -21,9 +21,10 @@ from typing import Any
 from kdist_trainer import log
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
+from kdist_trainer.metrics.agent_metrics import AGENT_METRICS
 from kdist_trainer.metrics.aggregation import MetricsSnapshot
-from kdist_trainer.metrics.declarations import AGENT_METRICS, Kind
-from kdist_trainer.metrics.step_stats import WALL_CATEGORIES
+from kdist_trainer.metrics.declarations import Kind
+from kdist_trainer.metrics.rank_metrics import WALL_CATEGORIES
 from kdist_trainer.metrics.transport import COUNTER_SLOTS, LAYOUT
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.processes.threads import OnError, start_thread

@@ -52,9 +52,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kdist_trainer import log
-from kdist_trainer.metrics import declarations
+from kdist_trainer.metrics import agent_metrics
 from kdist_trainer.metrics.aggregation import AgentMetrics, MetricsSnapshot
-from kdist_trainer.metrics.step_stats import StepPhase
+from kdist_trainer.metrics.rank_metrics import StepPhase
 from kdist_trainer.metrics.transport import GAUGES, SLOTS
 from kdist_trainer.network.server import Refused
 from kdist_trainer.processes.liveness import Heartbeat, RankSnapshot, heartbeat_path
@@ -161,7 +161,7 @@ class RunCounts:
 
     def fields(self, agent: AgentMetrics) -> dict[str, int]:
         if self._history is None:
-            counters = {"restarts": declarations.RESTARTS, "lost_steps": declarations.LOST_STEPS}
+            counters = {"restarts": agent_metrics.RESTARTS, "lost_steps": agent_metrics.LOST_STEPS}
             return {name: int(agent.total(metric)) for name, metric in counters.items()}
         restarts = self._history.restarts + self._failures
         return {"restarts": restarts, "lost_steps": self._history.lost_steps}

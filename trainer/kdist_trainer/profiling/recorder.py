@@ -15,7 +15,7 @@ from kdist_trainer import log
 from kdist_trainer.checkpoint.storage import FOLDER_MODE
 from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation.step_timer import StepTimer, union_length
-from kdist_trainer.metrics.step_stats import StepStats, WallCategory
+from kdist_trainer.metrics.rank_metrics import StepStats, WallCategory
 from kdist_trainer.profiling import requests
 from kdist_trainer.profiling.requests import ProfileRequest
 from kdist_trainer.training.training_state import TrainState

@@ -35,7 +35,7 @@ from kdist_trainer.instrumentation.collective_hooks import (
 from kdist_trainer.instrumentation.step_timer import KINDS, payload
 from kdist_trainer.instrumentation.torch_internals import storage_id
 from kdist_trainer.metrics import transport
-from kdist_trainer.metrics.step_stats import Op, StepStats
+from kdist_trainer.metrics.rank_metrics import Op, StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.processes.liveness import Heartbeat, heartbeat_path
 from kdist_trainer.processes.threads import OnError, start_thread

@@ -29,7 +29,7 @@ from pathlib import Path
 from kdist_trainer import log
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.metrics.step_stats import StepPhase, StepStats
+from kdist_trainer.metrics.rank_metrics import StepPhase, StepStats
 from kdist_trainer.object_store.files import GrowingObject
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.processes.threads import OnError, start_thread

@@ -40,7 +40,7 @@ from kdist_trainer.instrumentation.step_timer import (
     NullTimer,
     StepTimer,
 )
-from kdist_trainer.metrics.step_stats import StepPhase, StepStats
+from kdist_trainer.metrics.rank_metrics import StepPhase, StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.numerics.rng import WEIGHTS, Generators, GeneratorStates, derive
 from kdist_trainer.object_store.store import ObjectPath

@@ -22,7 +22,7 @@ from kdist_trainer.config import Every
 from kdist_trainer.config.changes import Change, compare, explain_refusal
 from kdist_trainer.distributed.world import to_local
 from kdist_trainer.errors import CheckpointMismatchError
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.processes.liveness import Heartbeat, NullHeartbeat, Phase
 from kdist_trainer.training.carrying import CarriedNews, Carrier, Carrying

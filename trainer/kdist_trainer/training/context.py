@@ -21,7 +21,7 @@ from kdist_trainer.data.loader import Batch, Loader
 from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation.device_stats import DeviceStats
 from kdist_trainer.instrumentation.step_timer import BandwidthProbe, CollectiveTimer, StepTimer
-from kdist_trainer.metrics.step_stats import StepStats
+from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.numerics.precision import Precision
 from kdist_trainer.parallel.base import Strategy

@@ -20,7 +20,7 @@ from kdist_trainer.config import EarlyStop
 from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.step_plan import split_range
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.metrics.step_stats import WallCategory
+from kdist_trainer.metrics.rank_metrics import WallCategory
 from kdist_trainer.numerics.rng import EVALUATE, Generators, derive
 from kdist_trainer.processes.liveness import Phase
 from kdist_trainer.state import digest_of, digests_of, eval_mode, read_module

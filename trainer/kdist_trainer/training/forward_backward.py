@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from kdist_trainer.data.loader import Batch, MicroBatch
 from kdist_trainer.distributed.world import World
 from kdist_trainer.instrumentation.step_timer import StepTimer
-from kdist_trainer.metrics.step_stats import StepPhase
+from kdist_trainer.metrics.rank_metrics import StepPhase
 from kdist_trainer.numerics.precision import Precision
 from kdist_trainer.numerics.rng import STEP, Generators, derive
 from kdist_trainer.parallel.base import Strategy

@@ -18,7 +18,7 @@ from kdist_trainer import log
 from kdist_trainer.config.changes import EditEffect
 from kdist_trainer.data.loader import MicroBatch
 from kdist_trainer.instrumentation.device_stats import was_counting
-from kdist_trainer.metrics.step_stats import StepPhase, WallCategory
+from kdist_trainer.metrics.rank_metrics import StepPhase, WallCategory
 from kdist_trainer.numerics.rng import WEIGHTS, Generators, derive
 from kdist_trainer.parallel.ddp import explain_unused
 from kdist_trainer.processes.liveness import Phase

@@ -1,5 +1,6 @@
 """The logs of a run on this machine, of all its agents and ranks in the order of their times,
-the events among their lines, and when they tell that its agents started.
+the events among their lines, and when they tell that its agents started. They are read here;
+`kdist_trainer.agent.logs` writes and rotates them.
 """
 
 from __future__ import annotations

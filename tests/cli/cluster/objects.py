@@ -4,6 +4,7 @@ and take them away.
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
@@ -16,6 +17,19 @@ KINDS = {
     "jobset.x-k8s.io/v1alpha2": ["JobSet"],
     "trainer.kubeflow.org/v1alpha1": ["TrainJob", "TrainingRuntime"],
 }
+
+
+def merge_patch(found: Any, patch: Any) -> Any:
+    """What a JSON merge patch makes of a document, in a copy."""
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    merged = copy.deepcopy(found) if isinstance(found, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge_patch(merged.get(key), value)
+    return merged
 
 
 class Store:
@@ -126,7 +140,7 @@ class Store:
         if asked.headers.get("content-type") == "application/merge-patch+json":
             if before is None:
                 return refusal(404, f'"{asked.path}" not found', "NotFound", name=asked.path)
-            merged = _merge(before, asked.body)
+            merged = merge_patch(before, asked.body)
             if "dryRun" not in asked.query:
                 self.put(asked.path, merged)
             return Reply(200, merged)
@@ -176,19 +190,6 @@ def _refuse_race(expected: dict[str, Any], found: dict[str, Any]) -> Reply | Non
         if key in ("uid", "resourceVersion")
     )
     return None if same else refusal(409, "the object has been modified", "Conflict")
-
-
-def _merge(before: Any, body: Any) -> Any:
-    """A JSON merge patch."""
-    if not isinstance(body, dict):
-        return body
-    found = dict(before) if isinstance(before, dict) else {}
-    for key, value in body.items():
-        if value is None:
-            found.pop(key, None)
-        else:
-            found[key] = _merge(found.get(key), value)
-    return found
 
 
 def _quote(text: str) -> str:

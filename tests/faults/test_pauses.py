@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.rendezvous.handler import SILENCE_SECONDS
+from kdist_trainer.rendezvous.membership import SILENCE_SECONDS
 
 from .test_in_place import describe, wait_for_step
 from .training_run import TrainingRun

@@ -46,7 +46,7 @@ from kdist_trainer.instrumentation.fault_handler import LOOK, look_path, read_li
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.liveness import Call, Heartbeat, Phase, RankSnapshot, heartbeat_path
 from kdist_trainer.processes.process_tree import catches, is_stopped
-from kdist_trainer.rendezvous.handler import SILENCE_SECONDS
+from kdist_trainer.rendezvous.membership import SILENCE_SECONDS
 from kdist_trainer.rendezvous.state import RendezvousStatus
 
 COMPARE_SECONDS = 2.0

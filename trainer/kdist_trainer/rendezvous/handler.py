@@ -47,7 +47,11 @@ from kdist_trainer.rendezvous.exchange import (
     HostEndedError,
 )
 from kdist_trainer.rendezvous.many_nodes import Gathering, Relay, RelayHost, RelayMember
-from kdist_trainer.rendezvous.membership import MemberConnection
+from kdist_trainer.rendezvous.membership import (
+    DISCONNECTED_SECONDS,
+    SILENCE_SECONDS,
+    MemberConnection,
+)
 from kdist_trainer.rendezvous.state import (
     Peers,
     RendezvousState,
@@ -168,12 +172,6 @@ class RoundMembership:
 
 
 _REMOVAL_ATTEMPTS = 10
-SILENCE_SECONDS = 1.25
-"""How long a member that the others wait for must be silent at least to count as lost."""
-_DISCONNECTED_SECONDS = 0.5
-"""How long a member must be disconnected to count as lost while workers run: one that lives
-connects again at once. Once this node has left the round too, any time will do.
-"""
 _COPY_SECONDS = 1.0
 """How old a copy of the ConfigMap may be that the host of a round publishes."""
 NodeCounts = tuple[int, int]
@@ -323,7 +321,7 @@ class Rendezvous(RendezvousBase):
                 vacant=max(0, self.settings.max_nodes - len(joining | state.participants.keys())),
                 left=len(
                     self._members - state.participants.keys()
-                    | self._disconnected(_DISCONNECTED_SECONDS) & self._members
+                    | self._disconnected(DISCONNECTED_SECONDS) & self._members
                 ),
                 silent=len(silent),
                 closed=state.closed,

@@ -35,6 +35,12 @@ MEMBER = "member"
 """The key of a request that asks for a connection of a member, with its group rank."""
 INTERVAL_SECONDS = 0.25
 """How often the host of a round sends a line."""
+SILENCE_SECONDS = 1.25
+"""How long a member that the others wait for must be silent at least to count as lost."""
+DISCONNECTED_SECONDS = 0.5
+"""How long a member must be disconnected to count as lost while workers run: one that lives
+connects again at once. Once this node has left the round too, any time will do.
+"""
 _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.1
 LINE_BYTES = 4096

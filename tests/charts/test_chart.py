@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from kdist.doctor import examine
+from kdist.doctor import cluster_checks
 from tests.charts.chart_page import PAGE, leaves, render
 from tests.charts.rules import CHART
 from tests.house.tree import ROOT
 
-OLDEST = ".".join(map(str, examine.OLDEST))
+OLDEST = ".".join(map(str, cluster_checks.OLDEST))
 
 
 def test_chart_doctor_and_docs_name_one_oldest_kubernetes() -> None:

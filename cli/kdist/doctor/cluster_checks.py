@@ -1,6 +1,6 @@
-"""Checks of a cluster: identity and permissions, the workload kinds and their operators, what the
-namespace provides (Pod Security, quota, queues, nodes, GPUs, storage, DNS), and whether it serves
-TrainingJobs, `kdist apply` sends them, and a controller acts on them.
+"""Checks of a cluster: version, identity and permissions, the workload kinds and their operators,
+what the namespace provides (Pod Security, quota, queues, nodes, GPUs, storage, DNS), and whether it
+serves TrainingJobs, `kdist apply` sends them, and a controller acts on them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,29 @@ from kdist.status import CONTROLLER_FIX, read_resource
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+
+
+OLDEST = (1, 31)
+
+
+def check_version(cluster: Cluster, version: dict[str, str]) -> Finding:
+    """The cluster's Kubernetes, by what its server says of itself."""
+    found = str(version.get("gitVersion"))
+    digits = [
+        "".join(filter(str.isdigit, str(version.get(part, "")))) for part in ("major", "minor")
+    ]
+    number = tuple(int(each) for each in digits if each)
+    detail = f"Kubernetes {found} at {cluster.server} (context {cluster.context})"
+    if number < OLDEST:
+        return missing(
+            "cluster",
+            detail,
+            (
+                f"kdist needs Kubernetes {OLDEST[0]}.{OLDEST[1]}, whose Jobs have "
+                "podFailurePolicy and successPolicy"
+            ),
+        )
+    return ok("cluster", detail)
 
 
 def check_identity(cluster: Cluster) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from kdist.doctor import cluster_checks, local_checks
-from kdist.doctor.finding import Finding, missing, ok, unknown
+from kdist.doctor.finding import Finding, missing, unknown
 from kdist.errors import KdistError
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("DNS", cluster_checks.check_dns),
 )
 _THREADS = 4
-OLDEST = (1, 31)
 
 
 def check_cluster(cluster: Cluster) -> Iterator[Finding]:
@@ -42,7 +41,7 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
             "cluster", str(error), error.hint or "check the context's server in the kubeconfig"
         )
         return
-    yield _check_version(cluster, version)
+    yield cluster_checks.check_version(cluster, version)
     with ThreadPoolExecutor(_THREADS) as pool:
         futures = [pool.submit(_run, name, check, cluster) for name, check in CHECKS]
         for future in futures:
@@ -52,25 +51,6 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
 def check_machine() -> Iterator[Finding]:
     """Check what `kdist run` needs on this machine."""
     return local_checks.check()
-
-
-def _check_version(cluster: Cluster, version: dict[str, str]) -> Finding:
-    found = str(version.get("gitVersion"))
-    digits = [
-        "".join(filter(str.isdigit, str(version.get(part, "")))) for part in ("major", "minor")
-    ]
-    number = tuple(int(each) for each in digits if each)
-    detail = f"Kubernetes {found} at {cluster.server} (context {cluster.context})"
-    if number < OLDEST:
-        return missing(
-            "cluster",
-            detail,
-            (
-                f"kdist needs Kubernetes {OLDEST[0]}.{OLDEST[1]}, whose Jobs have "
-                "podFailurePolicy and successPolicy"
-            ),
-        )
-    return ok("cluster", detail)
 
 
 def _run(name: str, check: Check, cluster: Cluster) -> list[Finding]:

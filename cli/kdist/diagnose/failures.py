@@ -44,6 +44,7 @@ _NEED_A_TRACEBACK = (
 _HANDLED_ELSEWHERE = ("OOMKilled", "ContainerStatusUnknown")
 _KILLED = (137, 143)  # by SIGKILL or SIGTERM
 _NODE_RESTARTED = 255  # of a container whose node was restarted
+_MEMORY_FIX = "raise spec.resources.memory, or lower train.microBatch or train.loader.workers"
 _FRESH = 1800.0  # seconds for which a failure is reported after the job has recovered
 
 
@@ -65,7 +66,7 @@ def find_memory_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
             f"{_where(record)} used more memory than is available and was killed",
             "failed",
             _evidence(record),
-            "raise spec.resources.memory, or lower train.microBatch or train.loader.workers",
+            _MEMORY_FIX,
             (ctx.kdist("logs", *_rank(record)),),
         )
     pod, end = min(hit, key=lambda one: one[1].at or 0.0)
@@ -100,10 +101,7 @@ def find_memory_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
         ),
         "failed" if ctx.status.phase is Phase.FAILED else "blocked",
         tuple(evidence),
-        (
-            "raise spec.resources.memory, or lower train.microBatch or train.loader.workers; "
-            "/dev/shm counts too"
-        ),
+        f"{_MEMORY_FIX}; /dev/shm counts too",
         (ctx.kdist("logs", "--pod", pod.name, "--previous"), ctx.kdist("top", "-o", "prom")),
     )
 

@@ -35,6 +35,7 @@ from kdist_trainer.config import (
     SECRET_VARIABLES,
     ConfigModel,
     Logs,
+    NodeCount,
     Nodes,
     Preflight,
     Script,
@@ -68,9 +69,6 @@ def _code_from_path(value: Any) -> Any:
 def shared(name: str) -> Any:
     """The field of this name as the trainer's settings have it."""
     return TrainConfig.model_fields[name]
-
-
-NodeCount = Annotated[int, Field(ge=1, le=4096)]
 
 
 class Metadata(ConfigModel):

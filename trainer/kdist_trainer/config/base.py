@@ -32,6 +32,7 @@ from pydantic_core import PydanticCustomError
 Seconds = Annotated[int, Field(ge=0, le=31_536_000)]
 PositiveSeconds = Annotated[int, Field(ge=1, le=31_536_000)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
+NodeCount = Annotated[int, Field(ge=1, le=4096)]
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 
 _UNITS = {
@@ -115,15 +116,10 @@ class ConfigModel(BaseModel):
 class Nodes(ConfigModel):
     """Number of nodes; the job is elastic if `min` is less than `max`."""
 
-    min: Annotated[
-        int,
-        Field(
-            ge=1,
-            le=4096,
-            description=("Minimum number of nodes to start, and to continue after a node is lost."),
-        ),
-    ]
-    max: Annotated[int, Field(ge=1, le=4096, description="Maximum number of nodes.")]
+    min: NodeCount = Field(
+        description="Minimum number of nodes to start, and to continue after a node is lost."
+    )
+    max: NodeCount = Field(description="Maximum number of nodes.")
     standby: Annotated[
         int,
         Field(

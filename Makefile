@@ -40,7 +40,7 @@ $(call pytest,$(1)) -o cache_dir=.kdist/tiers/$(1).cache $(2) || { [[ $$? == 1 &
   $(call pytest,$(1).again) -o cache_dir=.kdist/tiers/$(1).cache $(2) --last-failed --last-failed-no-failures none -n 0 -x; }
 endef
 
-.PHONY: help setup system demo test fast chaos e2e acceptance slices compat lint format bench soak docs pictures lock clean
+.PHONY: help setup system demo test fast chaos e2e acceptance slices compat lint format bench soak docs generate pictures lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 12
@@ -130,6 +130,16 @@ soak: setup ## Disturb trainings for MINUTES=30 and print what they held and how
 docs: setup ## Write the generated reference again and build the site into build/docs
 	$(BIN)/python -m tools.reference
 	$(BIN)/sphinx-build -b html -E -W --keep-going -n -q -d build/doctrees docs build/docs
+
+generate: setup ## Write all texts that are made from code again: reference pages, schemas, chart, dashboards, golden files; read the diff
+	$(BIN)/python -m tests.charts.rights_files
+	$(BIN)/python -m tools.reference
+	$(BIN)/python -m tools.dashboards export
+	$(BIN)/python -m tests.charts.chart_page
+	$(BIN)/python -m tests.trainer.metrics.metrics_page
+	$(BIN)/python -m kdist explain -o crd > charts/kdist/crd/trainingjobs.yaml
+	KDIST_REGENERATE=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not (chaos or e2e or acceptance)" -k "not test_cells or table" \
+	  $$(grep -rl 'environ.get("KDIST_REGENERATE")' tests) $(ARGS)
 
 pictures: setup ## Redraw the dashboards of real trainings into docs/, with Chromium (takes ten minutes)
 	@for picture in job fleet; do $(BIN)/python -m tests.charts.pictures $$picture; done

@@ -42,7 +42,7 @@ def test_every_value_is_described_and_every_description_has_a_value() -> None:
 
 
 def test_the_page_of_the_chart_is_the_one_that_its_values_make() -> None:
-    assert PAGE.read_text() == render(), "run: python -m tests.charts.chart_page"
+    assert PAGE.read_text() == render(), "run: make generate"
 
 
 def test_the_chart_says_what_artifact_hub_asks_for() -> None:

@@ -24,10 +24,8 @@ DEFINITION = CHART / "crd" / "trainingjobs.yaml"
 
 
 def test_the_charts_crd_and_rights_are_fresh() -> None:
-    assert definition.text() == DEFINITION.read_text(), "run: kdist explain -o crd > " + str(
-        DEFINITION
-    )
-    how = "run: python -m tests.charts.rights_files"
+    how = "run: make generate"
+    assert definition.text() == DEFINITION.read_text(), how
     assert CONTROLLER.read_text() == rbac.chart_templates(), how
 
 

@@ -84,7 +84,7 @@ def test_a_rule_notices_a_dashboard_that_breaks_it(rule: Rule) -> None:
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_the_chart_carries_the_dashboard_of_the_code(name: str) -> None:
     kept = CHART / "dashboards" / f"{name}.json"
-    assert kept.read_text() == to_json(DASHBOARDS[name]), "run: python -m tools.dashboards export"
+    assert kept.read_text() == to_json(DASHBOARDS[name]), "run: make generate"
     assert len(kept.read_bytes()) < 2**20 - 4096, "it has to fit a ConfigMap"
 
 
@@ -116,7 +116,10 @@ def test_every_metric_is_shown_or_is_a_detail() -> None:
         for m in CATALOGUE
         if m.kind is Kind.HISTOGRAM
     }
-    assert {name for name, known in names.items() if not known & used} == set(DETAIL)
+    unseen = {name for name, known in names.items() if not known & used}
+    assert unseen == set(DETAIL), (
+        "a metric needs a panel in tools/dashboards, or a reason in DETAIL; then: make generate"
+    )
     assert used - {each for known in names.values() for each in known} == set(), "no such metric"
 
 

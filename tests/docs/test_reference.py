@@ -21,7 +21,7 @@ from tools.reference.pages import FOLDER, PAGES
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_generated_page_is_fresh(name: str) -> None:
-    assert (FOLDER / name).read_text() == PAGES[name](), "run: python -m tools.reference"
+    assert (FOLDER / name).read_text() == PAGES[name](), "run: make generate"
 
 
 def test_the_security_page_has_every_table_and_every_listener() -> None:

@@ -31,6 +31,7 @@ TARGETS = {
     "lint",
     "bench",
     "docs",
+    "generate",
     "clean",
     "lock",
     "pictures",

@@ -23,7 +23,7 @@ ROWS = [
 
 
 def test_what_each_command_may_need_is_the_table_of_rights() -> None:
-    how = "run: python -m tests.charts.rights_files"
+    how = "run: make generate"
     assert rights_files.page() == PAGE, how
     assert rights_files.TEMPLATE.read_text() == rbac.chart_templates(), how
 
@@ -31,17 +31,26 @@ def test_what_each_command_may_need_is_the_table_of_rights() -> None:
 @pytest.mark.parametrize("name", backends.NAMES)
 def test_the_table_of_kinds_is_true(name: str) -> None:
     backend = backends.get(name)
-    (row,) = [row for row in ROWS if row[0] == f"`{name}`"]
-    assert row[1] == backend.kind
-    assert row[3] == ("no" if backend.keeps_alive else "yes")
-    assert row[5] == ("no" if backend.scalable else "yes")
+    (head,) = [row for row in ROWS if row[:2] == ["backend", "kind"]]
+    rows = [dict(zip(head, row, strict=True)) for row in ROWS if row[0] == f"`{name}`"]
+    assert len(rows) == 1, f"docs/how-to/kubernetes.md, column backend: one row for `{name}`"
     slow = any("re-creates a lost pod after 10 s" in line for line in backend.warnings(make()))
     whole = "jobset" in backend.parts
     together = "at once, together with all other pods"
-    assert row[6] == ("after 10 s … 10 min" if slow else together if whole else "at once")
-    assert row[7] == f"`{backend.container}`"
+    expected = {
+        "kind": backend.kind,
+        "ends by itself": "no" if backend.keeps_alive else "yes",
+        "scaled while it runs": "no" if backend.scalable else "yes",
+        "a lost pod is re-created": (
+            "after 10 s … 10 min" if slow else together if whole else "at once"
+        ),
+        "container": f"`{backend.container}`",
+    }
+    for column, value in expected.items():
+        assert rows[0][column] == value, f"docs/how-to/kubernetes.md, `{name}`, column {column}"
     rendered = str([each.document for each in place(load(FULL), name) if each.kind != "ConfigMap"])
-    assert row[4].startswith("yes") == ("ttlSecondsAfterFinished" in rendered)
+    removed = rows[0]["removed after `ttlSecondsAfterFinished`"]
+    assert removed.startswith("yes") == ("ttlSecondsAfterFinished" in rendered)
 
 
 def test_every_object_that_is_rendered_is_in_the_table_of_objects() -> None:

@@ -16,8 +16,7 @@ _INTRODUCTION = """# Metrics
 
 Every agent (one per node) serves `/metrics` on port 9401. If that port is in use, it picks a
 free one, which `kdist run` shows. The table below is generated from the declarations in
-`trainer/kdist_trainer/metrics`: to add a metric, add a field there and run
-`python -m tests.trainer.metrics.metrics_page`.
+`trainer/kdist_trainer/metrics`; CONTRIBUTING.md says how to add a metric.
 
 - **From** tells where the value comes from. *rank*: one series per local rank of the current
   worker group. *node*: counters and histograms are summed over the local ranks; of gauges the

@@ -231,4 +231,4 @@ def test_a_state_that_cannot_be_loaded_is_counted_under_its_own_name(scratch: Pa
 
 
 def test_the_page_of_metrics_is_generated_from_the_declarations() -> None:
-    assert PAGE.read_text() == render(), "run: python -m tests.trainer.metrics.metrics_page"
+    assert PAGE.read_text() == render(), "run: make generate"

@@ -3,7 +3,8 @@ included, each declared once with its name, unit and help.
 
 `StepPhase` divides a step's time, `WallCategory` a run's wall time. All counters are cumulative
 over the life of the object, so a lost datagram costs resolution and never a count. To add a metric,
-add a field: the record, the exposition, docs/reference/metrics.md and the tests follow from it.
+add a field and the line that sets it (`add_step`): the record and the exposition follow from it.
+CONTRIBUTING.md says what else shows it.
 """
 
 from __future__ import annotations

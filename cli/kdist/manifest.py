@@ -148,6 +148,13 @@ class Manifest:
         return _FIRST.index(self.kind) if self.kind in _FIRST else len(_FIRST)
 
 
+def group_kind(api_version: object, kind: object) -> tuple[str, str]:
+    """(API group, kind): the same word may be a kind of two groups, such as the Job of `batch` and
+    that of Volcano.
+    """
+    return str(api_version or "").rpartition("/")[0], str(kind or "")
+
+
 def name_rendezvous(job: str) -> str:
     """The name of the ConfigMap that the agents of a job meet in."""
     return f"{job}{RENDEZVOUS_SUFFIX}"

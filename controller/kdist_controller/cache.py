@@ -39,7 +39,6 @@ _METADATA: Final = (
     "annotations",
     "ownerReferences",
 )
-_WORKLOAD_SPEC: Final = ("suspend", "replicas", "runPolicy", "schedulingPolicy")
 _POD_SPEC: Final = ("nodeName", "readinessGates", "terminationGracePeriodSeconds")
 _POD_STATUS: Final = (
     "phase",
@@ -53,7 +52,6 @@ _POD_STATUS: Final = (
 _CONTAINER_STATUS: Final = ("name", "state", "lastState", "ready", "restartCount")
 _INIT_CONTAINER: Final = ("name", "args", "restartPolicy")  # the arguments say what it fetches
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-_WORKLOAD_KINDS: Final = frozenset(backends.get(name).kind for name in backends.NAMES)
 _PAUSE_SECONDS: Final = 2.0
 _log = logging.getLogger(__name__)
 
@@ -75,8 +73,8 @@ def trim(document: Document) -> Document:
         return {**found, **_bound(document), "status": document.get("status") or {}}
     if found["kind"] == "Pod":
         return {**found, **_trim_pod(document)}
-    if found["kind"] in _WORKLOAD_KINDS:
-        spec = _choose(document.get("spec"), _WORKLOAD_SPEC)
+    if (backend := backends.find(found["apiVersion"], found["kind"])) is not None:
+        spec = _choose(document.get("spec"), backend.suspend_patch(True)["spec"])
         return {**found, "spec": spec, "status": document.get("status") or {}}
     return found
 

@@ -294,7 +294,7 @@ def _finish(observed: Observed, wanted: TrainingJob) -> _Step:
     ended = ended_at(observed)
     if ended is None or documents.text(observed.workload, "metadata", "deletionTimestamp"):
         return _Step()
-    slack = _GRACE_SECONDS if backend.name in ("job", "jobset", "trainjob") else 0.0
+    slack = _GRACE_SECONDS if backend.deletes_itself else 0.0
     left = ended + wanted.spec.ttl_seconds_after_finished + slack - observed.now
     if left > 0:
         return _Step(requeue_after=left)

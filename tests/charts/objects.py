@@ -11,19 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kdist.backends import RUNTIME, workload_kinds
+
 Document = dict[str, Any]
 Check = Callable[[list[Document]], Iterator[str]]
 
 _MAY_CREATE_PODS = "ignore-check.kube-linter.io/access-to-create-pods"
-_WORKLOAD_KINDS = {
-    "Deployment",
-    "Job",
-    "JobSet",
-    "Pod",
-    "PyTorchJob",
-    "StatefulSet",
-    "TrainingRuntime",
-}
+_WORKLOAD_KINDS = {"Deployment", "Pod", RUNTIME, *(kind for _, kind in workload_kinds())}
 _SENSITIVE = ("PASSWORD", "SECRET", "TOKEN", "API_KEY")
 _LARGEST_SAFE_PORT = 1024
 

@@ -27,7 +27,15 @@ POD = {
     "metadata": {
         "name": "digits-0",
         "labels": {"kdist.dev/job": "digits", "batch.kubernetes.io/job-name": "digits"},
-        "ownerReferences": [{"kind": "Job", "name": "digits", "uid": JOB, "controller": True}],
+        "ownerReferences": [
+            {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "name": "digits",
+                "uid": JOB,
+                "controller": True,
+            }
+        ],
     },
     "spec": {"containers": [{"name": "trainer"}]},
     "status": {

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from kdist import backends
 from tests.draw import read_seed
 
 RESOURCE = {
-    "job": "job.batch",
-    "statefulset": "statefulset.apps",
-    "jobset": "jobset.jobset.x-k8s.io",
-    "pytorchjob": "pytorchjob.kubeflow.org",
-    "trainjob": "trainjob.trainer.kubeflow.org",
+    each.name: f"{each.kind.lower()}.{each.api_version.rpartition('/')[0]}"
+    for each in map(backends.get, backends.NAMES)
 }
 # That of every cluster that is new enough, and the one whose pods never end by themselves.
 FIRST = ("job", "statefulset")

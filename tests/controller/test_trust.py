@@ -320,8 +320,10 @@ def test_a_foreign_pod_with_the_label_counts_for_nothing(
     record = {"code": 70, "cause": "user_code", "outcome": "failed", "message": "x is 3"}
     ended = {"exitCode": 70, "reason": "Error", "message": json.dumps(record)}
     state = {"name": "trainer", "state": {"terminated": ended}, "restartCount": 9}
-    for number, owner in enumerate(("Job", "Deployment")):
-        reference = {"kind": owner, "name": "digits", "uid": "theirs", "controller": True}
+    owners = (("batch/v1", "Job"), ("batch.volcano.sh/v1alpha1", "Job"), ("apps/v1", "Deployment"))
+    for number, (api_version, kind) in enumerate(owners):
+        reference: Document = {"apiVersion": api_version, "kind": kind, "name": "digits"}
+        reference |= {"uid": "theirs", "controller": True}
         metadata = {"name": f"spy-{number}", "labels": LABELS, "ownerReferences": [reference]}
         status = {"phase": "Failed", "containerStatuses": [state]}
         kubernetes.put("Deployment", {"metadata": {"name": "theirs", "uid": "theirs"}})
@@ -334,7 +336,7 @@ def test_a_foreign_pod_with_the_label_counts_for_nothing(
     suspend(kubernetes)
     stepper.settle()
     assert condition(kubernetes, "Suspended")[0] == "True", "foreign pods keep nobody waiting"
-    assert pods(kubernetes) == {"spy-0", "spy-1"}
+    assert pods(kubernetes) == {"spy-0", "spy-1", "spy-2"}
 
 
 def test_a_foreign_end_in_the_place_of_the_rendezvous_is_no_end(

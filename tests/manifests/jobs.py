@@ -144,5 +144,8 @@ def place(
 
 def workload(manifests: list[Manifest], backend: str) -> dict[str, Any]:
     """The document of the workload among them."""
-    kind = backends.get(backend).kind
-    return next(each.document for each in manifests if each.kind == kind)
+    return next(
+        each.document
+        for each in manifests
+        if backends.find(each.api_version, each.kind) is backends.get(backend)
+    )

@@ -1,22 +1,21 @@
 """The workload kinds that a job can become on a cluster, by the names that job.yaml uses.
 
-One module for each kind, with its template in `manifests/`. A new kind is one of each, its entry in
-the table here, and its name in `spec.training_job`. Read `base` first: it defines what a kind
+One module for each kind, with its template in `manifests/`, and its entry in the table here;
+CONTRIBUTING.md lists what else a new kind needs. Read `base` first: it defines what a kind
 states about itself, such as how its status is read and what it cannot do. Nothing here talks to a
 cluster: `deploy` and `job.cluster` do, and `status` has what the kinds share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kdist.backends.base import (
     Backend,
     Placement,
     backoff_limit,
     is_elastic,
-    is_made_for,
     list_permanent_codes,
     warn_of_size,
 )
@@ -26,7 +25,7 @@ from kdist.backends.pytorchjob import PyTorchJob
 from kdist.backends.statefulset import StatefulSet
 from kdist.backends.trainjob import TrainJob
 from kdist.errors import KdistError
-from kdist.manifest import CLAIM, DEPENDENT_KINDS, KEY_KIND, RUNTIME
+from kdist.manifest import CLAIM, DEPENDENT_KINDS, KEY_KIND, RUNTIME, group_kind
 from kdist.status import WorkloadState
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ __all__ = [
     "backoff_limit",
     "choose",
     "choose_rendezvous",
+    "find",
     "get",
     "is_elastic",
     "is_made_for",
@@ -58,6 +58,7 @@ _BACKENDS: Final[dict[str, Backend]] = {
     for backend in (IndexedJob(), StatefulSet(), PyTorchJob(), JobSet(), TrainJob())
 }
 NAMES: Final = tuple(_BACKENDS)
+_BY_KIND: Final = {group_kind(each.api_version, each.kind): each for each in _BACKENDS.values()}
 
 
 def get(name: str) -> Backend:
@@ -65,6 +66,28 @@ def get(name: str) -> Backend:
     if name not in _BACKENDS:
         raise KdistError(f"there is no backend `{name}`", hint=f"one of {', '.join(NAMES)}")
     return _BACKENDS[name]
+
+
+def find(api_version: object, kind: object) -> Backend | None:
+    """The backend whose workloads are of this kind, in any version; None if there is none. A kind
+    of the same name in another group is somebody else's.
+    """
+    return _BY_KIND.get(group_kind(api_version, kind))
+
+
+def is_made_for(pod: Mapping[str, Any], name: str) -> bool:
+    """Whether a controller created the pod for the job's workload, whatever its kind. Its labels
+    are no proof.
+    """
+    makers = set()
+    for each in _BACKENDS.values():
+        *_, maker = (each.api_version, each.kind, name), *each.pod_owners(name)
+        makers.add((*group_kind(*maker[:2]), maker[2]))
+    return any(
+        each.get("controller")
+        and (*group_kind(each.get("apiVersion"), each.get("kind")), each.get("name")) in makers
+        for each in (pod.get("metadata") or {}).get("ownerReferences") or []
+    )
 
 
 def workload_kinds() -> list[tuple[str, str]]:

@@ -56,11 +56,14 @@ class Backend(ABC):
         container: name that the kind requires for the training's container.
         parts: templates that its own one includes, innermost first.
         restart_policy: of the pods; empty if the controller sets it.
+        deletes_itself: the kind's controller deletes a workload that has ended after its TTL.
         keeps_alive: an agent stays alive after its end, because the kind would start its pod again.
         scalable: empty if the number of nodes can be changed while the job runs, else the reason
             why not.
         keeps_template: the pod template of a running workload never changes, because the controller
             would start single pods from the new one, or has a copy of it; a restart replaces it.
+        sizes: fields of the workload outside of its pods that commands change, or controllers set.
+        refusals: what the API server says of a change that it does not allow.
         uid_label: the pods' label with the workload's uid; empty if the kind sets none.
         reuses_pod_names: a pod that replaces another one has its name, so the other one must be
             gone.
@@ -73,9 +76,12 @@ class Backend(ABC):
     container: ClassVar[str] = "trainer"
     parts: ClassVar[tuple[str, ...]] = ()
     restart_policy: ClassVar[Literal["Never", "Always", ""]] = "Never"
+    deletes_itself: ClassVar[bool] = False
     keeps_alive: ClassVar[bool] = False
     scalable: ClassVar[str] = ""
     keeps_template: ClassVar[bool] = False
+    sizes: ClassVar[tuple[str, ...]] = ("suspend",)
+    refusals: ClassVar[tuple[str, ...]] = ("immutable", "cannot be changed", "cannot be updated")
     uid_label: ClassVar[str] = ""
     reuses_pod_names: ClassVar[bool] = False
 
@@ -239,23 +245,6 @@ def _storage_limits(job: TrainingJob) -> Iterator[str]:
             f"mount the claim, so the job's {nodes} pods "
             "may not all start; use ReadWriteMany"
         )
-
-
-def is_made_for(pod: Mapping[str, Any], name: str) -> bool:
-    """Whether a controller created the pod for the job's workload, whatever its kind. Its labels
-    are no proof.
-    """
-    made_by = {
-        ("Job", name),
-        ("Job", f"{name}-node-0"),
-        ("StatefulSet", name),
-        ("PyTorchJob", name),
-    }
-    owners = (pod.get("metadata") or {}).get("ownerReferences") or []
-    return any(
-        each.get("controller") and (each.get("kind"), each.get("name")) in made_by
-        for each in owners
-    )
 
 
 def read_end(workload: Mapping[str, Any], succeeded: str, failed: str) -> WorkloadState:

@@ -21,6 +21,8 @@ class IndexedJob(Backend):
     kind = "Job"
     template = "job.yaml.j2"
     parts = ("job",)
+    deletes_itself = True
+    sizes = ("completions", "parallelism", "selector", "successPolicy", "suspend")
     uid_label = "batch.kubernetes.io/controller-uid"
 
     def first_host(self, name: str) -> str:

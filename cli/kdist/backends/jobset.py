@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from kdist.backends.base import Backend, read_end
+from kdist.backends.job import IndexedJob
 from kdist.status import WorkloadState
 
 
@@ -18,6 +19,8 @@ class JobSet(Backend):
     kind = "JobSet"
     template = "jobset.yaml.j2"
     parts = ("job", "jobset")
+    deletes_itself = True
+    sizes = IndexedJob.sizes
     uid_label = "jobset.sigs.k8s.io/jobset-uid"
     scalable = "the replicatedJobs of a JobSet cannot be changed"
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 
 class Operator(NamedTuple):
@@ -15,28 +15,33 @@ class Operator(NamedTuple):
     Attributes:
         part: part of its deployment's name.
         project: name of the project.
-        needs: kinds of the objects that it creates.
+        needs: (API group, kind) of the objects that it creates.
     """
 
     part: str
     project: str
-    needs: tuple[str, ...] = ()
+    needs: tuple[tuple[str, str], ...] = ()
 
 
-OPERATORS: dict[str, Operator] = {
-    "JobSet": Operator("jobset-controller", "JobSet"),
-    "PyTorchJob": Operator("training-operator", "Kubeflow training-operator 1.9"),
-    "TrainJob": Operator("trainer-controller", "Kubeflow Trainer 2.3", ("JobSet",)),
-    "LocalQueue": Operator("kueue-controller", "Kueue"),
+_JOB_SET: Final = ("jobset.x-k8s.io", "JobSet")
+QUEUE: Final = ("kueue.x-k8s.io", "LocalQueue")
+OPERATORS: Final[dict[tuple[str, str], Operator]] = {
+    _JOB_SET: Operator("jobset-controller", "JobSet"),
+    ("kubeflow.org", "PyTorchJob"): Operator("training-operator", "Kubeflow training-operator 1.9"),
+    ("trainer.kubeflow.org", "TrainJob"): Operator(
+        "trainer-controller", "Kubeflow Trainer 2.3", (_JOB_SET,)
+    ),
+    QUEUE: Operator("kueue-controller", "Kueue"),
 }
+"""Controllers by the (API group, kind) that they act on."""
 
 _SERVICE = re.compile(r'https://(?P<name>[\w-]+)\.(?P<namespace>[\w-]+)\.svc[:/"]')
 
 
 def find_deployment(
-    deployments: Iterable[Mapping[str, Any]], kind: str
+    deployments: Iterable[Mapping[str, Any]], kind: tuple[str, str]
 ) -> Mapping[str, Any] | None:
-    """The deployment of a kind's controller; None if none has its name."""
+    """The deployment of the controller of an (API group, kind); None if none has its name."""
     part = OPERATORS[kind].part
     return next((each for each in deployments if part in each["metadata"]["name"]), None)
 

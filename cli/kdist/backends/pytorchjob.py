@@ -25,6 +25,7 @@ class PyTorchJob(Backend):
     container = "pytorch"
     restart_policy = ""
     keeps_template = True
+    sizes = ("maxReplicas", "minReplicas", "replicas", "suspend")
     reuses_pod_names = True
 
     def first_host(self, name: str) -> str:

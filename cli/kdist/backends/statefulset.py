@@ -24,6 +24,8 @@ class StatefulSet(Backend):
     template = "statefulset.yaml.j2"
     restart_policy = "Always"
     keeps_alive = True
+    sizes = ("replicas", "selector")
+    refusals = (*Backend.refusals, "updates to statefulset spec")
     reuses_pod_names = True
 
     def first_host(self, name: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from kdist.backends.base import Backend, read_end
+from kdist.backends.jobset import JobSet
 from kdist.status import WorkloadState
 
 
@@ -22,6 +23,8 @@ class TrainJob(Backend):
     kind = "TrainJob"
     template = "trainjob.yaml.j2"
     parts = ("job", "jobset")
+    deletes_itself = True
+    sizes = (*JobSet.sizes, "numNodes")
     uid_label = "jobset.sigs.k8s.io/jobset-uid"
     container = "node"
     keeps_template = True  # Trainer uses its own snapshot of the runtime

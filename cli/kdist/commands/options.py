@@ -336,7 +336,9 @@ def set_option(command: Command) -> Command:
 
 def backend_option(command: Command) -> Command:
     """Add `--backend`; the command passes `backend` to `read_jobs` or `choose_backend`."""
-    text = "Workload kind, instead of the job's: job, statefulset, jobset, pytorchjob, trainjob."
+    from kdist.backends import NAMES
+
+    text = f"Workload kind, instead of the job's: {', '.join(NAMES)}."
     return click.option("--backend", metavar="KIND", shell_complete=_complete_backend, help=text)(
         command
     )

@@ -119,8 +119,6 @@ def create_key(
 _RUNTIME_SECONDS = 20.0  # for which a TrainJob is retried until Trainer knows its runtime
 # suffix of the key under which the agents store the run result, in the trainer's encoding
 _RESULT_KEY_SUFFIX = "_2frun_5fresult"
-# in the server's messages
-_IMMUTABLE = ("immutable", "updates to statefulset spec", "cannot be changed", "cannot be updated")
 
 
 class ApplyResult(NamedTuple):
@@ -353,7 +351,7 @@ def _explain(plan: Plan, rejected: list[tuple[Manifest, KdistError]]) -> KdistEr
     if foreign := [error for _, error in rejected if isinstance(error, ForeignError)]:
         return join(foreign)
     for _, error in rejected:
-        if any(sign in str(error) for sign in _IMMUTABLE):
+        if any(each in str(error) for each in backends.get(plan.placement.backend).refusals):
             first = f"these fields of {name} cannot be changed while it exists:"
             return KdistError(
                 "\n  ".join([first, *(str(each) for _, each in rejected)]),

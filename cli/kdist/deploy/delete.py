@@ -45,9 +45,11 @@ Reference = dict[str, Any]
 
 def find_others(document: Mapping[str, Any], name: str) -> list[Reference]:
     """The owners of an object other than the job's current or a previous workload."""
-    kinds = {kind for _, kind in backends.workload_kinds()}
-    references = _references(document)
-    return [each for each in references if each.get("kind") not in kinds or each["name"] != name]
+    return [
+        each
+        for each in _references(document)
+        if backends.find(each.get("apiVersion"), each.get("kind")) is None or each["name"] != name
+    ]
 
 
 def adopt(cluster: Cluster, name: str, workload: Mapping[str, Any]) -> list[str]:
@@ -275,10 +277,8 @@ def _find_backend(cluster: Cluster, name: str) -> str:
 
 def split(objects: Iterable[Manifest]) -> tuple[list[Manifest], list[Manifest]]:
     """(workloads, all others), each in its order."""
-    kinds = {kind for _, kind in workload_kinds()}
-    found = list(objects)
-    workloads = [each for each in found if each.kind in kinds]
-    return workloads, [each for each in found if each.kind not in kinds]
+    found = [(each, backends.find(each.api_version, each.kind)) for each in objects]
+    return [each for each, kind in found if kind], [each for each, kind in found if not kind]
 
 
 def remove(
@@ -337,9 +337,13 @@ def find_all_makers(cluster: Cluster, workloads: Iterable[Manifest]) -> frozense
     """The uids of a job's workloads, and of what these have created to make its pods."""
     from kdist.cluster import find_makers
 
-    backend_of = {backends.get(name).kind: backends.get(name) for name in backends.NAMES}
-    found = (find_makers(cluster, backend_of[each.kind], each.document) for each in workloads)
-    return frozenset().union(*found)
+    return frozenset().union(
+        *(
+            find_makers(cluster, backend, each.document)
+            for each in workloads
+            if (backend := backends.find(each.api_version, each.kind)) is not None
+        )
+    )
 
 
 def end_pods(cluster: Cluster, name: str, *, makers: frozenset[str], grace: int) -> None:

@@ -26,20 +26,7 @@ if TYPE_CHECKING:
 
 
 _APPLIED: Final = "kdist.dev/applied"
-_SIZES: Final = frozenset(
-    {
-        "completions",
-        "maxReplicas",
-        "minReplicas",
-        "numNodes",
-        "parallelism",
-        "replicas",
-        "selector",
-        "successPolicy",
-        "suspend",
-    }
-)
-"""Fields of a workload outside of its pods that commands change, or controllers set."""
+_SIZES: Final = frozenset(size for name in backends.NAMES for size in backends.get(name).sizes)
 
 
 def select_workload(manifests: Iterable[Manifest], backend: str) -> list[Manifest]:

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import re
 
-from kdist.backends import operators
+from kdist.backends import operators, workload_kinds
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, clip
+from kdist.manifest import group_kind
 from kdist.status import CONTROLLER_FIX, Phase, documents
 from kdist.units import seconds
 
 # seconds before a controller counts as idle: one that is known to be down, any other
 _SHORT, _LONG = 5.0, 30.0
-_WORKLOADS = ("Job", "StatefulSet", "JobSet", "TrainJob", "PyTorchJob")
+_WORKLOADS = [kind for _, kind in workload_kinds()]
 _REJECTED = ("FailedCreate", "FailedCreatePod", "JobCreationFailed", "SuspendedJobCreationFailed")
 _CREATED = ("SuccessfulCreate", "SuccessfulCreatePod")
 
@@ -46,10 +47,10 @@ def find_queue(ctx: DiagnosticContext) -> Diagnosis | None:
     if documents.text(evicted, "status") == "True":
         why = documents.text(evicted, "reason") or "evicted"
         sentence = f"the queue {queue} has evicted the job ({why}); it waits to be admitted again"
-    elif outage := _describe_outage(ctx, "LocalQueue"):
+    elif outage := _describe_outage(ctx, operators.QUEUE):
         fix = "an administrator must restore Kueue; the job then continues by itself"
         sentence = f"the queue {queue} admits nothing: {outage.replace('LocalQueue', 'Kueue')}"
-        commands = (_describe(ctx, "LocalQueue"), *commands)
+        commands = (_describe(ctx, operators.QUEUE), *commands)
         return Diagnosis("operator-absent", sentence, evidence=evidence, fix=fix, commands=commands)
     elif admission is None:
         sentence = (
@@ -200,9 +201,10 @@ def find_idle_operator(ctx: DiagnosticContext) -> Diagnosis | None:
     is_queued = ctx.status.phase is Phase.QUEUED
     if not ctx.stuck or ctx.pods or workload is None or age is None or is_queued:
         return None
-    kind = documents.text(workload, "kind")
+    own = group_kind(documents.text(workload, "apiVersion"), documents.text(workload, "kind"))
+    kind = own[1]
     touched = bool(documents.items(workload, "status", "conditions"))
-    needed = [kind, *(operators.OPERATORS[kind].needs if kind in operators.OPERATORS else ())]
+    needed = [own, *(operators.OPERATORS[own].needs if own in operators.OPERATORS else ())]
     outage = [words for each in needed if (words := _describe_outage(ctx, each))]
     if age < (_SHORT if outage else _LONG) or (touched and not outage):
         return None
@@ -227,7 +229,7 @@ def find_idle_operator(ctx: DiagnosticContext) -> Diagnosis | None:
     )
 
 
-def _describe_outage(ctx: DiagnosticContext, kind: str) -> str:
+def _describe_outage(ctx: DiagnosticContext, kind: tuple[str, str]) -> str:
     """A sentence if the controller of a kind is down; empty if it runs, or may not be seen."""
     known = kind in operators.OPERATORS
     found = operators.find_deployment(ctx.seen.deployments, kind) if known else None
@@ -237,10 +239,10 @@ def _describe_outage(ctx: DiagnosticContext, kind: str) -> str:
     place = f"{documents.text(found, 'metadata', 'namespace')}/{documents.name(found)}"
     if ready:
         return ""
-    return f"the controller of {kind} does not run: 0 of {wanted} replicas of {place} are ready"
+    return f"the controller of {kind[1]} does not run: 0 of {wanted} replicas of {place} are ready"
 
 
-def _describe(ctx: DiagnosticContext, kind: str) -> str:
+def _describe(ctx: DiagnosticContext, kind: tuple[str, str]) -> str:
     found = operators.find_deployment(ctx.seen.deployments, kind)
     return (
         f"kubectl describe deployment {documents.name(found)} -n "

@@ -14,7 +14,7 @@ from kdist.backends import operators
 from kdist.cluster import ApiError, ApiNotFoundError, list_resources
 from kdist.doctor.finding import Finding, missing, note, ok, unknown
 from kdist.errors import Code
-from kdist.manifest import TRAINING_JOB
+from kdist.manifest import TRAINING_JOB, group_kind
 from kdist.rbac import Right
 from kdist.status import CONTROLLER_FIX, read_resource
 
@@ -116,19 +116,20 @@ def check_kinds(cluster: Cluster) -> Iterator[Finding]:
 
 def check_operators(cluster: Cluster) -> Iterator[Finding]:
     """Whether the operator of each kind runs; without it nothing happens to objects."""
-    served = {kind for _, kind in cluster.kinds()}
-    wanted = [kind for kind in operators.OPERATORS if kind in served]
+    served = {group_kind(*each) for each in cluster.kinds()}
+    wanted = [each for each in operators.OPERATORS if each in served]
     if not wanted:
         return
     try:
         deployments = cluster.list("apps/v1", "Deployment", all_namespaces=True)
     except (ApiError, ApiNotFoundError) as error:
-        yield unknown("operators", f"of {', '.join(wanted)}: {error}")
+        yield unknown("operators", f"of {', '.join(kind for _, kind in wanted)}: {error}")
         return
-    for kind in wanted:
-        title, found = f"operator of {kind}", operators.find_deployment(deployments, kind)
+    for each in wanted:
+        kind, found = each[1], operators.find_deployment(deployments, each)
+        title = f"operator of {kind}"
         if found is None:
-            project = operators.OPERATORS[kind].project
+            project = operators.OPERATORS[each].project
             yield note(
                 title,
                 "no deployment with its usual name was found",

@@ -10,7 +10,9 @@ import pytest
 
 from kdist import backends
 from kdist.backends import WorkloadState, choose, choose_rendezvous, list_permanent_codes
+from kdist.deploy.delete import find_others, split
 from kdist.errors import KdistError
+from kdist.manifest import Manifest
 from kdist.spec import Exit, Spec
 from kdist.status import OUTCOME, ExitRecord
 from tests.manifests.jobs import make
@@ -23,8 +25,20 @@ CLAIM = {"claim": "c"}
 def test_there_is_a_backend_for_every_name_that_a_job_may_use() -> None:
     backend = Spec.model_fields["backend"].annotation
     assert ("auto", *backends.NAMES) == backend.__args__  # type: ignore[union-attr]
-    with pytest.raises(KdistError, match="no backend `volcano`"):
-        backends.get("volcano")
+    with pytest.raises(KdistError, match="no backend `nonsense`"):
+        backends.get("nonsense")
+
+
+def test_a_job_of_another_group_is_not_taken_for_an_indexed_job() -> None:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "digits", "controller": True}
+    assert backends.find("batch/v1", "Job") is backends.get("job")
+    assert backends.is_made_for({"metadata": {"ownerReferences": [owner]}}, "digits")
+    document = {**owner, "apiVersion": "batch.volcano.sh/v1alpha1", "metadata": {"name": "digits"}}
+    owned: dict[str, Any] = {"metadata": {"ownerReferences": [document]}}
+    assert backends.find(document["apiVersion"], "Job") is None
+    assert not backends.is_made_for(owned, "digits")
+    assert find_others(owned, "digits") == [document]
+    assert split([Manifest(document)]) == ([], [Manifest(document)]), "no workload of ours"
 
 
 @pytest.mark.parametrize(

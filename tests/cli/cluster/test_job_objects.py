@@ -117,7 +117,13 @@ def test_a_pod_is_the_jobs_if_a_maker_of_its_pods_controls_it(
     connect_as: Any, store: Store
 ) -> None:
     path = "/api/v1/namespaces/ml/pods/digits-0"
-    reference = {"kind": "Job", "name": "digits", "uid": "workload", "controller": True}
+    reference = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": "digits",
+        "uid": "workload",
+        "controller": True,
+    }
     metadata = {"name": "digits-0", "uid": "pod", "ownerReferences": [reference]}
     store.put(path, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
     with pytest.raises(ForeignError, match="it belongs to Job/digits"):

@@ -192,7 +192,7 @@ def test_a_pod_that_stays_ends_the_wait_with_its_name_and_node(
     api: Api, store: Store, file: Path, kdist: Kdist
 ) -> None:
     kdist("apply", str(file))
-    made_by = {"kind": "Job", "name": "digits", "controller": True}
+    made_by = {"apiVersion": "batch/v1", "kind": "Job", "name": "digits", "controller": True}
     pod = {
         "metadata": {
             "name": "digits-0",

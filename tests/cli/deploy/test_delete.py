@@ -130,7 +130,10 @@ def test_rights_stay_while_pods_live_that_were_started_with_them(
     "extra",
     [
         {"managedFields": [{"manager": "her-editor", "operation": "Update"}]},
-        {"managedFields": APPLIED, "ownerReferences": [{"kind": "Job", "name": "digits"}]},
+        {
+            "managedFields": APPLIED,
+            "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "digits"}],
+        },
     ],
 )
 def test_what_others_made_or_own_is_left_alone(

@@ -75,11 +75,15 @@ def test_what_was_the_old_workloads_is_the_new_ones_and_never_about_to_go(
     }
 
 
+@pytest.mark.parametrize(
+    ("api_version", "kind", "name"),
+    [("v1", "ConfigMap", "release"), ("batch.volcano.sh/v1alpha1", "Job", "digits")],
+)
 def test_an_owner_that_somebody_else_gave_stays(
-    api: Api, store: Store, file: Path, kdist: Kdist
+    api: Api, store: Store, file: Path, kdist: Kdist, api_version: str, kind: str, name: str
 ) -> None:
     kdist("apply", str(file))
-    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "name": "release", "uid": "r"}
+    theirs = {"apiVersion": api_version, "kind": kind, "name": name, "uid": "r"}
     store.objects[f"{CORE}/services/digits"]["metadata"]["ownerReferences"] = [theirs]
     assert kdist("apply", str(file)).exit_code == Code.OK
     assert owners(store.objects[f"{CORE}/services/digits"]) == ["r", PLACES["job"]]

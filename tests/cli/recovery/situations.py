@@ -19,7 +19,13 @@ TIME = NOW.timestamp()
 
 def owned(found: Document, *, owner: str = OWNER, **metadata: Any) -> Document:
     """The pod as a controller created it."""
-    reference = {"kind": "Job", "name": "digits", "uid": owner, "controller": True}
+    reference = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": "digits",
+        "uid": owner,
+        "controller": True,
+    }
     found["metadata"] |= {"ownerReferences": [reference], **metadata}
     return found
 

@@ -8,6 +8,8 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from kdist.backends import workload_kinds
+
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 RUN = "cafe0001"
 IMAGE = "registry/kdist-trainer:1"
@@ -56,7 +58,7 @@ def config_map(
 def workload(*, name: str = "digits", kind: str = "Job", age: float = 600, **spec: Any) -> Document:
     """The object that makes the pods."""
     return {
-        "apiVersion": "batch/v1",
+        "apiVersion": next((of for of, each in workload_kinds() if each == kind), "batch/v1"),
         "kind": kind,
         "metadata": {
             "name": name,
@@ -97,7 +99,13 @@ def pod(
             "namespace": "ml",
             "uid": f"uid-{index}",
             "ownerReferences": [
-                {"kind": "Job", "name": "digits", "uid": MAKER, "controller": True}
+                {
+                    "apiVersion": "batch/v1",
+                    "kind": "Job",
+                    "name": "digits",
+                    "uid": MAKER,
+                    "controller": True,
+                }
             ],
             "labels": {
                 "kdist.dev/job": "digits",

@@ -103,11 +103,7 @@ def _read_events(cluster: Cluster, namespace: str, pod: str, container: str) -> 
 
 
 _KINDS = (
-    "Job",
-    "JobSet",
-    "TrainJob",
-    "PyTorchJob",
-    "StatefulSet",
+    *(kind for _, kind in backends.workload_kinds()),
     "TrainingJob",
     "Workload",
     "ConfigMap",

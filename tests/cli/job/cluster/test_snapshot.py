@@ -36,7 +36,19 @@ from tests.cli.status.objects import (
 
 
 @pytest.mark.parametrize(
-    "owners", [[], [{"kind": "Job", "name": "digits", "uid": "another", "controller": True}]]
+    "owners",
+    [
+        [],
+        [
+            {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "name": "digits",
+                "uid": "another",
+                "controller": True,
+            }
+        ],
+    ],
 )
 def test_a_pod_with_the_jobs_label_that_its_workload_has_not_made_counts_for_nothing(
     world: World, serve: Serve, connect: Connect, owners: list[dict[str, Any]]

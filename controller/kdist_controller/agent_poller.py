@@ -21,7 +21,7 @@ from kdist.cluster import Cluster
 from kdist.diagnose import Diagnosis, diagnose
 from kdist.errors import KdistError
 from kdist.job.cluster import Agents, fetch_snapshot
-from kdist.status import AgentStatus, Phase, Pod, documents
+from kdist.status import AgentStatus, Pod, documents
 from kdist.status.documents import Document
 from kdist_controller.metrics import Metrics
 from kdist_controller.observation import Observed
@@ -52,9 +52,6 @@ _TIMEOUT: Final = 3.0
 _TURN_SECONDS: Final = 9.0
 """After which a job's turn ends with those that have been asked."""
 _AT_ONCE: Final = 16
-_STUCK: Final = frozenset(
-    (Phase.PENDING, Phase.QUEUED, Phase.STARTING, Phase.RECOVERING, Phase.UNKNOWN)
-)
 
 
 @dataclass
@@ -163,7 +160,7 @@ class AgentPoller:
         """Poll the agents of a job when it is time, or all of them at once."""
         key, status = observed.resource.key, observed.status
         working = {pod.name for pod in status.pods if pod.working}
-        stuck = status.phase in _STUCK and observed.config_map is not None
+        stuck = status.phase.waiting and observed.config_map is not None
         if (not working and not stuck) or status.phase.terminal:
             self.forget(key)
             return

@@ -11,8 +11,8 @@ import pytest
 
 from kdist import backends
 from kdist.agents.metrics import STRAGGLER_RATIO
-from kdist_trainer.metrics.declarations import Kind
 from kdist_trainer.metrics.exporter import CATALOGUE
+from kdist_trainer.metrics.metric import Kind
 from tests.charts.rules import (
     FILES,
     SCENARIOS,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.metrics.declarations import Kind
 from kdist_trainer.metrics.exporter import CATALOGUE
+from kdist_trainer.metrics.metric import Kind
 from tests.charts import lint
 from tests.charts.rules import CHART, read_rules
 from tools.dashboards import DASHBOARDS

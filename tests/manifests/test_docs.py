@@ -9,7 +9,7 @@ import yaml
 
 from kdist import backends, rbac
 from kdist.render import find_pods
-from kdist.render.pod_template import violations
+from kdist.render.overlay import violations
 from tests.charts import rights_files
 from tests.house.tree import ROOT
 from tests.manifests.jobs import FULL, load, make, place

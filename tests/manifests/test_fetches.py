@@ -13,7 +13,7 @@ from kdist import backends
 from kdist.errors import KdistError
 from kdist.job.cluster.checkpoints import pod_specs
 from kdist.render import find_pods, warn
-from kdist.render.pod_template import violations
+from kdist.render.overlay import violations
 from kdist.spec import list_sources
 from tests.manifests.jobs import IMAGE, make, place
 

@@ -13,7 +13,7 @@ import pytest
 from kdist import backends
 from kdist.backends import Placement
 from kdist.render import find_pods, render
-from kdist.render.pod_template import violations
+from kdist.render.overlay import violations
 from tests.manifests.jobs import EXAMPLES, FULL, example, load, make, place, workload
 
 KINDS = pytest.mark.parametrize("backend", backends.NAMES)

@@ -255,10 +255,12 @@ def _read_job(
 def _job_of_script(file: str, args: tuple[str, ...]) -> dict[str, Any]:
     """Build the job that runs a script. Its name includes the folder: many scripts are main.py."""
     from kdist.spec import job_document
+    from kdist.spec.models import LONGEST_JOB_NAME
 
     path = Path(file)
     name = re.sub(r"[^a-z0-9]+", "-", f"{path.parent.name}-{path.stem}".lower()).strip("-")
-    name = (name if name[:1].isalpha() else f"script-{name}")[-50:].lstrip("-0123456789").strip("-")
+    name = (name if name[:1].isalpha() else f"script-{name}")[-LONGEST_JOB_NAME:]
+    name = name.lstrip("-0123456789").strip("-")
     return job_document(name, script={"path": file, "args": list(args)})
 
 

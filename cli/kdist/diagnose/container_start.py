@@ -9,7 +9,7 @@ from typing import Final
 
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
 from kdist.status import ContainerTermination, InitContainer, Phase, Pod, documents
-from kdist.status.pods import describe_fetching, find_slowest
+from kdist.status.pods import CONFIG_FAILURES, PULL_FAILURES, describe_fetching, find_slowest
 from kdist.units import seconds
 
 _NO_KEY = r"couldn't find key (\S+) in (Secret|ConfigMap) \S*?/?([^/\s]+)$"
@@ -81,15 +81,6 @@ def _explain_mount(pod: str, message: str) -> tuple[str, str]:
         "check whether the storage responds from that node",
     )
 
-
-_PULLS = (
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "ErrImageNeverPull",
-    "RegistryUnavailable",
-    "ImageInspectError",
-)
 
 # (pattern in the message, cause, sentence, fix); the first match counts.
 _PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
@@ -166,7 +157,7 @@ _PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
 
 def find_image_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     """The image cannot be pulled: wrong name, registry unreachable, or no access."""
-    pods = [pod for pod in ctx.waiting if pod.reason in _PULLS]
+    pods = [pod for pod in ctx.waiting if pod.reason in PULL_FAILURES]
     if not pods:
         return None
     names = [pod.name for pod in pods]
@@ -205,8 +196,7 @@ def _image_of(ctx: DiagnosticContext, pod: Pod) -> str:
 
 def find_config_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     """A Secret, a ConfigMap or one of its keys is missing, or the image's user is not allowed."""
-    reasons = ("CreateContainerConfigError", "CreateContainerError")
-    pod = next((pod for pod in ctx.waiting if pod.reason in reasons), None)
+    pod = next((pod for pod in ctx.waiting if pod.reason in CONFIG_FAILURES), None)
     if pod is None:
         return None
     message = pod.message

@@ -15,7 +15,6 @@ from kdist.status import (
     FIXED,
     ExitRecord,
     JobStatus,
-    Phase,
     Pod,
     Snapshot,
     choose_rerun,
@@ -210,13 +209,7 @@ class DiagnosticContext:
 
     @property
     def stuck(self) -> bool:
-        return self.status.phase in (
-            Phase.PENDING,
-            Phase.QUEUED,
-            Phase.STARTING,
-            Phase.RECOVERING,
-            Phase.UNKNOWN,
-        )
+        return self.status.phase.waiting
 
     def ago(self, at: float | None) -> str:
         """Time since `at` (unix seconds) in words, e.g. `5 s ago`; empty if unknown."""

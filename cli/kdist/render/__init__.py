@@ -3,7 +3,7 @@ without clock, network or randomness.
 
 Start with `render` here. `context` computes the values for the Jinja templates in `manifests/`,
 `templates` renders them and tracks which field of job.yaml each value comes from, `storage` has
-what pods need to reach checkpoints and data, `pod_template` merges `spec.podTemplate` and checks
+what pods need to reach checkpoints and data, `overlay` merges `spec.podTemplate` and checks
 the result, and `text` writes manifests as YAML or JSON. What differs between workload kinds is in
 `kdist.backends`; sending objects is in `kdist.deploy`.
 """
@@ -25,7 +25,7 @@ from kdist.render.context import (
     pack,
     read_pod,
 )
-from kdist.render.pod_template import violations
+from kdist.render.overlay import violations
 from kdist.render.templates import TEMPLATES, Fragment, as_json, read_template, render_template
 from kdist.spec import TrainingJob
 from kdist_trainer.formats import stamp

@@ -17,7 +17,7 @@ from kdist import backends
 from kdist.backends import Placement
 from kdist.errors import KdistError
 from kdist.manifest import JOB_LABEL, MANAGED_BY, QUEUE_LABEL, RENDEZVOUS_SUFFIX
-from kdist.render.pod_template import merge_overlay
+from kdist.render.overlay import merge_overlay
 from kdist.render.storage import find_access, follow_training, list_fetches, list_variables
 from kdist.render.templates import TracedValue, read_template, trace_value
 from kdist.spec import INIT_MOUNT, TrainingJob, list_sources

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from kdist.render.pod_template import OVERLAY, plain
+from kdist.render.overlay import OVERLAY, plain
 from kdist.render.templates import TracedValue, trace_value
 from kdist.spec import (
     CHECKPOINTS_ENDPOINT,

@@ -170,8 +170,9 @@ PATTERN_MESSAGES: Final[dict[str, str]] = {
     _TIME: "must be a time such as `2026-05-01T12:00:00Z`",
 }
 
-# 50 characters leave room for the suffixes of pod names, which have at most 63.
-JobName = Annotated[str, Field(min_length=1, max_length=50, pattern=_JOB_NAME)]
+LONGEST_JOB_NAME = 50
+"""Leaves room for the suffixes of pod names, which have at most 63 characters."""
+JobName = Annotated[str, Field(min_length=1, max_length=LONGEST_JOB_NAME, pattern=_JOB_NAME)]
 Label = Annotated[str, Field(min_length=1, max_length=63, pattern=LABEL)]
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_NAME)]
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=_LABEL_KEY)]

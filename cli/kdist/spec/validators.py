@@ -1,4 +1,5 @@
-"""The rules across several fields of a job.
+"""The rules across several fields of a job; those within `nodes` or `train` are in
+`kdist_trainer.config`, which the trainer reads too.
 
 Every rule names the fields it has read: a problem points at one of them, and is not reported if one
 of them is itself wrong.

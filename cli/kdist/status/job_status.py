@@ -78,6 +78,17 @@ class Phase(StrEnum):
     def terminal(self) -> bool:
         return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.STOPPED)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether such a job may wait for something that a diagnosis can name."""
+        return self in (
+            Phase.PENDING,
+            Phase.QUEUED,
+            Phase.STARTING,
+            Phase.RECOVERING,
+            Phase.UNKNOWN,
+        )
+
 
 @dataclass(frozen=True)
 class Nodes:

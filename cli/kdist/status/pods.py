@@ -23,6 +23,18 @@ from kdist_trainer.formats import NewerFormatError, check_format
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_first_value, parse_json
 
+PULL_FAILURES: Final = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "RegistryUnavailable",
+    "ImageInspectError",
+)
+"""The kubelet's reasons why a container waits for an image that it does not get."""
+CONFIG_FAILURES: Final = ("CreateContainerConfigError", "CreateContainerError")
+"""Its reasons why a container with an image cannot be created."""
+
 
 @dataclass(frozen=True)
 class NonfiniteLoss:

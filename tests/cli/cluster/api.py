@@ -1,5 +1,5 @@
 """A small real HTTP server in the place of an API server: it answers what a test says, and
-remembers what it was asked.
+remembers what it was asked. `objects` has a cluster's objects for its answers.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kdist.doctor.cluster_checks import make_pod
 from kdist.render import find_pods
-from kdist.render.pod_template import violations
+from kdist.render.overlay import violations
 from tests.manifests.jobs import make, place
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kdist_trainer.metrics.declarations import Kind, Metric
 from kdist_trainer.metrics.exporter import CATALOGUE, label_names
+from kdist_trainer.metrics.metric import Kind, Metric
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 

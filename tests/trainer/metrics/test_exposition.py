@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.metrics.agent_metrics import RENDEZVOUS_DURATION, STATES
-from kdist_trainer.metrics.declarations import Kind
 from kdist_trainer.metrics.exporter import CATALOGUE, label_names
+from kdist_trainer.metrics.metric import Kind
 from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.metrics.transport import MAX_RECORD, Reporter, pack
 from tests.trainer.metrics.metrics_page import PAGE, render

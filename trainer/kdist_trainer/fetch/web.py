@@ -181,9 +181,14 @@ class _Redirects(urls.HTTPRedirectHandler):
         return fresh
 
 
+def _is_transient(status: int) -> bool:
+    """Whether a later request may get another answer; 501 and 505 say that none will."""
+    return status in {408, 425, 429} or (status >= 500 and status not in {501, 505})
+
+
 def _status_error(error: HTTPError, url: str) -> Exception:
     status, reason = error.code, str(error.reason).splitlines()[0] if error.reason else ""
-    if status in {408, 425, 429} or (status >= 500 and status not in {501, 505}):
+    if _is_transient(status):
         text = error.headers.get("Retry-After", "") if error.headers is not None else ""
         seconds = min(float(text), LONGEST_RETRY_AFTER_SECONDS) if text.isdecimal() else 0.0
         return TransientError(f"status {status} {reason}".rstrip(), seconds)
@@ -394,7 +399,6 @@ def shards_of(index: bytes, where: str) -> list[str]:
 
 ENDPOINT: Final = "HF_ENDPOINT"
 _NO_ACCESS: Final = frozenset({401, 403})
-_RETRIED: Final = frozenset({408, 429})
 
 
 class HubSource:
@@ -518,7 +522,7 @@ class HubSource:
         if name == "OfflineModeIsEnabled":
             return ConfigError(f"{self._request.field}: HF_HUB_OFFLINE is set: unset it")
         if isinstance(status, int):
-            if status >= 500 or status in _RETRIED:
+            if _is_transient(status):
                 return TransientError(f"status {status}")
             return self._refused(status, f"status {status}", name)
         if isinstance(error, ValueError) and not isinstance(error, OSError):

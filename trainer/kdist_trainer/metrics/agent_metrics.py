@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdist_trainer.metrics.declarations import Kind, Metric
+from kdist_trainer.metrics.metric import Kind, Metric
 from kdist_trainer.network.server import Refused
 
 STATES = (

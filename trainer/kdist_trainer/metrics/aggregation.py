@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from kdist_trainer import __version__
 from kdist_trainer.metrics import agent_metrics
 from kdist_trainer.metrics.agent_metrics import AGENT_METRICS, BUILD_INFO, JOB_INFO, WORLD_SIZE_MAX
-from kdist_trainer.metrics.declarations import Kind, Metric, Scope
+from kdist_trainer.metrics.metric import Kind, Metric, Scope
 from kdist_trainer.metrics.rank_metrics import WALL_CATEGORIES, StepPhase, WallCategory
 from kdist_trainer.metrics.transport import COUNTER_SLOTS, GAUGES, RECORDED, SLOTS, Record
 from kdist_trainer.processes.liveness import Phase

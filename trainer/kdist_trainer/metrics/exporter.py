@@ -36,7 +36,7 @@ from kdist_trainer.metrics.aggregation import (
     WorkAtRisk,
     add,
 )
-from kdist_trainer.metrics.declarations import Kind, Metric, Scope
+from kdist_trainer.metrics.metric import Kind, Metric, Scope
 from kdist_trainer.metrics.persistence import (
     CounterState,
     CounterStore,

@@ -23,7 +23,7 @@ from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.metrics.agent_metrics import AGENT_METRICS
 from kdist_trainer.metrics.aggregation import MetricsSnapshot
-from kdist_trainer.metrics.declarations import Kind
+from kdist_trainer.metrics.metric import Kind
 from kdist_trainer.metrics.rank_metrics import WALL_CATEGORIES
 from kdist_trainer.metrics.transport import COUNTER_SLOTS, LAYOUT
 from kdist_trainer.object_store.store import ObjectPath

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-from kdist_trainer.metrics.declarations import Scope, counter, gauge, histogram
+from kdist_trainer.metrics.metric import Scope, counter, gauge, histogram
 
 
 @dataclass(slots=True, eq=False)

@@ -31,7 +31,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from kdist_trainer import log
-from kdist_trainer.metrics.declarations import Kind, Metric
+from kdist_trainer.metrics.metric import Kind, Metric
 from kdist_trainer.metrics.rank_metrics import StepStats, WallCategory
 from kdist_trainer.processes.liveness import Heartbeat, Phase, heartbeat_path
 from kdist_trainer.processes.threads import OnError, start_thread

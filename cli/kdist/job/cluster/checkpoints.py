@@ -29,6 +29,7 @@ from kdist.job.job import Notify
 from kdist.manifest import MANAGED_BY, OWNER, Manifest, mark
 from kdist.spec.validators import CHECKPOINTS_MOUNT
 from kdist.status.documents import at, items, text
+from kdist.status.pods import CONFIG_FAILURES, PULL_FAILURES
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 _HELPER_LABEL = "kdist.dev/viewer"
@@ -179,12 +180,7 @@ def _phase(target: AppliedJob, name: str, phases: Collection[str]) -> str | None
     pod = target.cluster.get("v1", "Pod", name)
     for status in items(pod, "status", "containerStatuses"):
         reason = text(status, "state", "waiting", "reason")
-        if reason in (
-            "ErrImagePull",
-            "ImagePullBackOff",
-            "InvalidImageName",
-            "CreateContainerConfigError",
-        ):
+        if reason in PULL_FAILURES + CONFIG_FAILURES:
             raise KdistError(
                 f"pod {name} cannot start: {reason}: {text(status, 'state', 'waiting', 'message')}"
             )

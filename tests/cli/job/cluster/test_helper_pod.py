@@ -4,12 +4,19 @@ do no more than look.
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kdist import backends
+from kdist import backends, cluster
+from kdist.errors import KdistError
 from kdist.job.cluster import checkpoints as pods
+from kdist.status.pods import CONFIG_FAILURES, PULL_FAILURES
+from tests.cli.cluster.api import Api, write_kubeconfig
+from tests.cli.cluster.objects import Store
 from tests.cli.job.cluster import jobs
 
 BUCKET = "url: 's3://bucket/runs', endpoint: 'http://minio:9000', secret: store"
@@ -79,3 +86,19 @@ def test_the_tools_are_given_the_address_of_the_run_in_its_bucket() -> None:
     target = jobs.target(checkpoints=BUCKET)
     assert target.checkpoints == "s3://bucket/runs/digits"
     assert jobs.target().checkpoints == "/checkpoints/digits"
+
+
+@pytest.mark.parametrize("reason", PULL_FAILURES + CONFIG_FAILURES)
+def test_a_pod_whose_container_cannot_start_is_waited_for_no_longer(
+    reason: str, tmp_path: Path
+) -> None:
+    store = Store()
+    waiting = {"reason": reason, "message": "reg/x:1 is not present"}
+    status = {"phase": "Pending", "containerStatuses": [{"state": {"waiting": waiting}}]}
+    store.put("/api/v1/namespaces/ml/pods/digits-viewer-1", {"kind": "Pod", "status": status})
+    with closing(Api(store)) as api:
+        write_kubeconfig(tmp_path / "config", api.url)
+        connection = cluster.connect(None, "ml", file=str(tmp_path / "config"))
+        target = replace(jobs.target(), cluster=connection)
+        with pytest.raises(KdistError, match=f"cannot start: {reason}: reg/x:1 is not present"):
+            pods.wait_for_phase(target, "digits-viewer-1", ("Running",))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -15,6 +15,7 @@ from kdist.commands import options, targets
 from kdist.errors import Code, UsageError
 from kdist.job.find import Listed, Listing
 from kdist.terminal import columns
+from kdist.units import age, number
 from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
@@ -22,22 +23,52 @@ if TYPE_CHECKING:
     from kdist.status import JobStatus
 
 _POLL_SECONDS = 2.0
-_COLUMNS = {  # column -> where its value is in `-o json`
-    "NAMESPACE": ".namespace",
-    "NAME": ".name",
-    "PHASE": ".phase",
-    "NODES": ".nodes.ready",
-    "STEP": ".step",
-    "LOSS": ".loss",
-    "RESTARTS": ".restarts",
-    "BACKEND": ".backend",
-    "RANKS": ".worldSize",
-    "SAMPLES/S": ".throughput",
-    "SAVED": ".lastCheckpointStep",
-    "QUEUE": ".queue",
-    "RUN": ".runId",
-    "AGE": ".age",
-}
+_Value = TypeVar("_Value")
+
+
+class _Column(NamedTuple):
+    title: str
+    path: str
+    """Where its value is in `-o json`."""
+    show: Callable[[JobStatus], str]
+    when: str = ""
+    """The output that has it, or `all` for more than one namespace; empty for always."""
+
+
+def _or_dash(value: _Value | None, show: Callable[[_Value], str] = str) -> str:
+    return "-" if value is None else show(value)
+
+
+def _namespace(status: JobStatus) -> str:
+    return "(local)" if status.location == "local" else status.namespace
+
+
+def _step(status: JobStatus) -> str:
+    of = f"/{status.target_steps}" if status.target_steps else ""
+    return _or_dash(status.step, lambda step: f"{step}{of}")
+
+
+def _rate(status: JobStatus) -> str:
+    return _or_dash(status.throughput, lambda rate: number(round(rate)))
+
+
+_COLUMNS = (
+    _Column("NAMESPACE", ".namespace", _namespace, "all"),
+    _Column("NAME", ".name", lambda status: status.name),
+    _Column("PHASE", ".phase", lambda status: str(status.phase)),
+    _Column("NODES", ".nodes.ready", lambda status: str(status.nodes)),
+    _Column("STEP", ".step", _step),
+    _Column("LOSS", ".loss", lambda status: _or_dash(status.loss, number)),
+    _Column("RESTARTS", ".restarts", lambda status: str(status.restarts)),
+    _Column("BACKEND", ".backend", lambda status: status.backend or "-", "wide"),
+    _Column("RANKS", ".worldSize", lambda status: str(status.world_size or "-"), "wide"),
+    _Column("SAMPLES/S", ".throughput", _rate, "wide"),
+    _Column("SAVED", ".lastCheckpointStep", lambda job: _or_dash(job.last_checkpoint_step), "wide"),
+    _Column("QUEUE", ".queue", lambda status: status.queue or "-", "wide"),
+    _Column("RUN", ".runId", lambda status: status.run_id or "-", "wide"),
+    _Column("AGE", ".age", lambda status: _or_dash(status.age, age)),
+)
+_PATHS = {column.title: column.path for column in _COLUMNS}
 _KUBECTL_PATHS = {  # what jobs are sorted by with kubectl -> the same here
     ".metadata.creationTimestamp": ".created",
     ".metadata.name": ".name",
@@ -49,12 +80,12 @@ def _find_sort_path(_: click.Context, __: click.Parameter, value: str) -> str:
     """The path of `--sort-by`, which is a column or a path of fields. Raises `UsageError`."""
     if not value:
         return ""
-    if value.upper() in _COLUMNS:
-        return _COLUMNS[value.upper()]
+    if value.upper() in _PATHS:
+        return _PATHS[value.upper()]
     if "." not in value and "[" not in value:
         raise UsageError(
             f"--sort-by: there is no column `{value}`",
-            hint=f"the columns are {', '.join(_COLUMNS)}; a path as in -o json works too: .created",
+            hint=f"the columns are {', '.join(_PATHS)}; a path as in -o json works too: .created",
         )
     bare = value.removeprefix("{").removesuffix("}").removeprefix("$").removeprefix(".")
     if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", bare):
@@ -180,8 +211,9 @@ class Rows:
 
     def __init__(self, output: str, *, all_namespaces: bool, header: bool, labels: bool) -> None:
         self._output = output
-        self._all = all_namespaces
         self._labels = labels
+        when = ("", output, "all" if all_namespaces else "")
+        self._columns = [column for column in _COLUMNS if column.when in when]
         self._table = columns.Table(self._header(), with_header=header)
         self._shown: dict[tuple[str, str, str], tuple[str, ...]] = {}
 
@@ -213,66 +245,18 @@ class Rows:
         self._shown = {_key(each): self._facts(each) for each in found}
 
     def _facts(self, each: Listed) -> tuple[str, ...]:
-        row = self._row(each)
-        age = self._header().index("AGE")
-        return (*row[:age], *row[age + 1 :])  # the age always changes
+        return self._row(each, without="AGE")  # which always changes
 
     def _header(self) -> tuple[str, ...]:
-        wide = (
-            ("BACKEND", "RANKS", "SAMPLES/S", "SAVED", "QUEUE", "RUN")
-            if self._output == "wide"
-            else ()
-        )
-        return (
-            *(("NAMESPACE",) if self._all else ()),
-            "NAME",
-            "PHASE",
-            "NODES",
-            "STEP",
-            "LOSS",
-            "RESTARTS",
-            *wide,
-            "AGE",
-            *(("LABELS",) if self._labels else ()),
-        )
+        labels = ("LABELS",) if self._labels else ()
+        return (*(column.title for column in self._columns), *labels)
 
-    def _row(self, each: Listed) -> tuple[str, ...]:
-        status = each.status
-        wide = tuple(_wide(status)) if self._output == "wide" else ()
-        where = "(local)" if status.location == "local" else status.namespace
-        start = (where, status.name) if self._all else (status.name,)
+    def _row(self, each: Listed, *, without: str = "") -> tuple[str, ...]:
         pairs = ",".join(f"{name}={value}" for name, value in sorted(each.labels.items()))
         labels = (pairs or "<none>",) if self._labels else ()
-        return (*start, *_narrow(status), *wide, _age(status), *labels)
+        shown = [column for column in self._columns if column.title != without]
+        return (*(column.show(each.status) for column in shown), *labels)
 
 
 def _key(each: Listed) -> tuple[str, str, str]:
     return each.status.location, each.status.namespace, each.status.name
-
-
-def _narrow(status: JobStatus) -> Iterator[str]:
-    from kdist.units import number
-
-    yield str(status.phase)
-    yield str(status.nodes)
-    of = f"/{status.target_steps}" if status.target_steps else ""
-    yield "-" if status.step is None else f"{status.step}{of}"
-    yield "-" if status.loss is None else number(status.loss)
-    yield str(status.restarts)
-
-
-def _wide(status: JobStatus) -> Iterator[str]:
-    from kdist.units import number
-
-    yield status.backend or "-"
-    yield str(status.world_size or "-")
-    yield "-" if status.throughput is None else number(round(status.throughput))
-    yield "-" if status.last_checkpoint_step is None else str(status.last_checkpoint_step)
-    yield status.queue or "-"
-    yield status.run_id or "-"
-
-
-def _age(status: JobStatus) -> str:
-    from kdist.units import age
-
-    return "-" if status.age is None else age(status.age)

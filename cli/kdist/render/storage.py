@@ -17,7 +17,6 @@ from kdist.spec import (
     CHECKPOINTS_ENDPOINT,
     CHECKPOINTS_REGION,
     CREDENTIAL_VARIABLES,
-    FetchSource,
     TrainingJob,
     count_bytes,
     list_sources,
@@ -118,7 +117,7 @@ def list_fetches(
             "field": source.field,
             "arguments": [
                 TracedValue(literal(argument), f"{source.field}.{name}")
-                for name, argument in _arguments(source)
+                for name, argument in source.arguments()
             ],
             "variables": list(list_credentials(source.scheme, source.secret, source.field))
             if source.secret is not None
@@ -132,18 +131,6 @@ def list_fetches(
         }
         for source in list_sources(job.spec)
     ]
-
-
-def _arguments(source: FetchSource) -> Iterator[tuple[str, str]]:
-    """The arguments that come from the file, each with the name of its field."""
-    yield "url", f"--url={source.url}"
-    yield "url", f"--field={source.field}"
-    for name in ("endpoint", "region", "sha256"):
-        if (value := getattr(source, name)) is not None:
-            yield name, f"--{name}={value}"
-    yield "size", f"--max-bytes={count_bytes(source.size)}"
-    if source.is_weights:
-        yield "url", "--weights"
 
 
 def follow_training(pod: Mapping[str, Any], container: str, overlay: Mapping[str, Any]) -> None:

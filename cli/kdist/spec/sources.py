@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kdist.spec.models import Violation, scheme_of
 from kdist_trainer.config import CREDENTIAL_VARIABLES, SECRET_VARIABLES
+from kdist_trainer.config.base import count_bytes
 from kdist_trainer.config.sources import DEFAULT_SIZE, HUB, UrlSource
 
 if TYPE_CHECKING:
@@ -69,6 +70,19 @@ class FetchSource:
         """
         found = HUB.fullmatch(self.url)
         return found is not None and found["revision"] is None and self.sha256 is None
+
+    def arguments(self) -> Iterator[tuple[str, str]]:
+        """The arguments of `python -m kdist_trainer.fetch` that come from the file, each with the
+        name of its field.
+        """
+        yield "url", f"--url={self.url}"
+        yield "url", f"--field={self.field}"
+        for name in ("endpoint", "region", "sha256"):
+            if (value := getattr(self, name)) is not None:
+                yield name, f"--{name}={value}"
+        yield "size", f"--max-bytes={count_bytes(self.size)}"
+        if self.is_weights:
+            yield "url", "--weights"
 
 
 def list_sources(spec: Spec) -> list[FetchSource]:

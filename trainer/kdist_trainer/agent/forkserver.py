@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kdist_trainer import log
-from kdist_trainer.agent.settings import Settings
+from kdist_trainer.agent.settings import Settings, limit_threads
 from kdist_trainer.config import START_VARIABLES, TrainConfig
 from kdist_trainer.formats import SPAWNER
 from kdist_trainer.formats.json_text import encode_json
@@ -580,8 +580,7 @@ def main(config_path: Path, parent_pipe: Path) -> NoReturn:
     process_tree.adopt()  # orphans of agents become children of this process, which kills them
     liveness.watch(parent_pipe)
     config = TrainConfig.read(config_path)
-    # torch reads it on import.
-    os.environ.setdefault("OMP_NUM_THREADS", str(config.threads_per_rank))
+    limit_threads(config)
     import_all(AGENT_MODULES)
     if config.train is not None:
         import_all(RANK_MODULES)

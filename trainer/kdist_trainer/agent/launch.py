@@ -26,6 +26,7 @@ from kdist_trainer.agent.settings import (
     Settings,
     clean_temp,
     count_procs,
+    limit_threads,
     make_tempdir,
     name_interfaces,
     prepare_scratch,
@@ -302,7 +303,7 @@ def _setup_process(settings: Settings) -> liveness.ParentDeathPipe:
     os.environ.update(settings.environment())
     for name, interface in name_interfaces(settings).items():
         os.environ.setdefault(name, interface)
-    os.environ.setdefault("OMP_NUM_THREADS", str(settings.config.threads_per_rank))
+    limit_threads(settings.config)
     if settings.config.script is not None:
         os.environ.setdefault("KDIST_COLLECTIVE_TIMING", settings.config.script.collective_timing)
     # StopSignals handles SIGTERM and SIGINT

@@ -280,6 +280,13 @@ def count_procs(config: TrainConfig) -> int:
     return max(1, torch.cuda.device_count())
 
 
+def limit_threads(config: TrainConfig) -> None:
+    """Have torch, which reads it on import, here and in ranks compute with as many threads as the
+    job says, unless the user's OMP_NUM_THREADS says otherwise.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.threads_per_rank))
+
+
 def prepare_scratch(settings: Settings) -> set[int]:
     """Make the scratch folder private and remove the files of earlier agents.
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from kdist.events import Entry, LogTail, parse
 from kdist.job.local.run_dir import RunFolder, open_private
 from kdist.job.local.supervisor import KILL_SECONDS, Outcome, SignalQueue
-from kdist.spec import Exit, FetchSource, TrainingJob, count_bytes, list_sources
+from kdist.spec import Exit, FetchSource, TrainingJob, list_sources
 from kdist.status import FETCHER, FetchProgress, documents
 from kdist_trainer.formats.json_text import encode_json
 
@@ -70,13 +70,9 @@ def plan_fetches(job: TrainingJob, folder: RunFolder) -> list[FetchCommand]:
     found = []
     for source in list_fetches(job):
         node = f"{PREFIX}{source.name}"
-        argv = [sys.executable, "-m", "kdist_trainer.fetch", "--url", source.url]
-        argv += ["--folder", str(folder_of(source)), "--field", source.field]
-        for name in ("endpoint", "region", "sha256"):
-            if (value := getattr(source, name)) is not None:
-                argv += [f"--{name}", value]
-        argv += ["--max-bytes", str(count_bytes(source.size))]
-        argv += ["--weights"] if source.is_weights else []
+        argv = [sys.executable, "-m", "kdist_trainer.fetch"]
+        argv += [argument for _, argument in source.arguments()]
+        argv += ["--folder", str(folder_of(source))]
         argv += ["--termination-message", str(folder.node(node) / "exit.json")]
         argv += ["--parent-pipe", str(folder.parent_pipe)]
         found.append(FetchCommand(node, source, argv, folder.log(node)))

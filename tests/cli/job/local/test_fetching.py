@@ -66,8 +66,8 @@ def test_the_program_is_told_what_to_fetch_and_the_environment_has_the_credentia
     finally:
         folder.close()
     line = " ".join(command.argv)
-    assert f"-m kdist_trainer.fetch --url {URL} --folder {folder_of(source(region='eu-1'))}" in line
-    assert "--region eu-1 --max-bytes 1048576" in line
+    assert f"-m kdist_trainer.fetch --url={URL} --field=spec.data[0] --region=eu-1" in line
+    assert f"--max-bytes=1048576 --folder {folder_of(source(region='eu-1'))}" in line
     assert "store" not in line
     assert command.log == tmp_path / "digits/fetch-data-0/log"
 

@@ -136,7 +136,6 @@ generate: setup ## Write all texts that are made from code again: reference page
 	$(BIN)/python -m tools.reference
 	$(BIN)/python -m tools.dashboards export
 	$(BIN)/python -m tests.charts.chart_page
-	$(BIN)/python -m tests.trainer.metrics.metrics_page
 	$(BIN)/python -m kdist explain -o crd > charts/kdist/crd/trainingjobs.yaml
 	KDIST_REGENERATE=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not (chaos or e2e or acceptance)" -k "not test_cells or table" \
 	  $$(grep -rl 'environ.get("KDIST_REGENERATE")' tests) $(ARGS)

@@ -1,4 +1,6 @@
-"""Formats values: times, durations, sizes, rates, counts and ranges for people, names for JSON."""
+"""Formats values: times, durations, sizes, rates, counts and ranges for people, names for JSON.
+Those that options take are read in `kdist.commands.options`.
+"""
 
 from __future__ import annotations
 

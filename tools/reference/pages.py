@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.reference import chart, commands, events, exit_codes, icon, script_api, security
+from tools.reference import chart, commands, events, exit_codes, icon, metrics, script_api, security
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands.render,
     "events.md": events.render,
     "exit-codes.md": exit_codes.render,
+    "metrics.md": metrics.render,
     "script-api.md": script_api.render,
     "chart.md": chart.render,
     "../icon.svg": icon.render,

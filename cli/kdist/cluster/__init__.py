@@ -1,6 +1,8 @@
 """Client of the Kubernetes API: objects as plain documents, watches and logs that survive an
 outage, exec and port forwarding.
 
+`client` has the objects, `transport` sends requests and repeats them, `watch` and `streams` stay
+connected, `kubeconfig` has whom to ask and by which right, `job_objects` the objects of one job.
 `connect` reads the kubeconfig (including exec plugins, in-cluster service accounts and contexts)
 and returns a `Cluster`. Only this package imports `kubernetes`, and only for the tokens of an
 OpenID provider and for port forwarding; never its typed models, which take half a second to

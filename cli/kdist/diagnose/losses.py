@@ -20,6 +20,7 @@ from kdist.diagnose.rule import (
 )
 from kdist.manifest import TRAINING_JOB, name_rendezvous
 from kdist.status import Phase, Pod, documents, find_successor, read_index
+from kdist.status.job_status import STARTING_SECONDS
 from kdist.units import count, seconds
 
 _OUTAGE: Final = 600.0
@@ -32,7 +33,6 @@ _NODE_REASONS: Final = ("NodeLost", "Shutdown", "NodeShutdown", "Terminated")
 _ENDS: Final = ("Killing", "Preempted", "TaintManagerEviction", "Evicted", "NodeNotReady")
 """Events about a pod that exists no longer which tell of its end, or are the last of it."""
 _NEW: Final = 20.0  # seconds that a pod is younger than the first one, if it came later
-_LOADS: Final = 90.0  # seconds that an agent may take to answer
 
 
 class _Loss(NamedTuple):
@@ -321,7 +321,7 @@ def _find_silent(ctx: DiagnosticContext) -> Iterator[_Loss]:
     silent = {each for peer in peers for each in documents.texts(peer, "silent")}
     heard = {each for peer in peers for each in documents.texts(peer, "heard")}
     for pod in ctx.pods:
-        loads = pod.started is None or ctx.now - pod.started < _LOADS
+        loads = pod.started is None or ctx.now - pod.started < STARTING_SECONDS
         if not pod.working or pod.deleting or pod.name in answering or loads:
             continue
         address = documents.text(ctx.document(pod), "status", "podIP")

@@ -190,8 +190,8 @@ def _plain(value: Any) -> Any:
 REFUSED = "RendezvousRefused"
 ASKED_TO_START = "StartRequested"
 _START_SECONDS = 300.0
-# An agent may take this long to answer: it loads torch, perhaps from a slow disk.
-_STARTING_SECONDS = 90.0
+STARTING_SECONDS = 90.0
+"""Seconds that an agent may take to answer: it loads torch, perhaps from a slow disk."""
 
 
 def explains_start(asked_at: float | None, now: float) -> bool:
@@ -431,7 +431,7 @@ def _unanswered(evidence: Evidence, working: Sequence[Pod], *, has_run: bool) ->
     ages = [evidence.now - pod.started for pod in working if pod.started is not None]
     is_unknown = evidence.unasked >= len(working)
     unknown = "its pods run; what their agents do is not known yet"
-    if not ages or max(ages) < _STARTING_SECONDS:
+    if not ages or max(ages) < STARTING_SECONDS:
         return PhaseDecision(
             Phase.RECOVERING if has_run else Phase.STARTING,
             "Loading",

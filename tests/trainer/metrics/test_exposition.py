@@ -17,7 +17,6 @@ from kdist_trainer.metrics.exporter import CATALOGUE, label_names
 from kdist_trainer.metrics.metric import Kind
 from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.metrics.transport import MAX_RECORD, Reporter, pack
-from tests.trainer.metrics.metrics_page import PAGE, render
 from tests.trainer.metrics.scrape import (
     exporting,
     fetch,
@@ -228,7 +227,3 @@ def test_a_state_that_cannot_be_loaded_is_counted_under_its_own_name(scratch: Pa
         Reporter(stats).close()
         samples = read(fetch(exporter.port, "/metrics")[1])
     assert value(samples, "kdist_checkpoint_failures_total", op="save", cause="unloadable") == 1
-
-
-def test_the_page_of_metrics_is_generated_from_the_declarations() -> None:
-    assert PAGE.read_text() == render(), "run: make generate"

@@ -4,13 +4,11 @@ cuBLAS, cuDNN, cuFFT, NVML and the driver say.
 
 from __future__ import annotations
 
-from kdist_trainer.causes.row import Row, device_codes, user
+from kdist_trainer.causes.row import TORCH_CUDA, Row, device_codes, user
 from kdist_trainer.config.exit_codes import Cause, Fault, Rerun
 
 _HEADER = "nvidia/cu13/include/driver_types.h"
 _TORCH = "torch/lib/libc10_cuda.so"
-_CUDA = "torch/lib/libtorch_cuda.so"
-_PYTHON = "torch/lib/libtorch_python.so"
 _BLOCKING = (
     "run it again with CUDA_LAUNCH_BLOCKING=1: kernels report late, so the line of the traceback "
     "is not to be trusted"
@@ -399,7 +397,7 @@ WORDED = (
         r"CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_ALLOC_FAILED",
         Cause.OOM_DEVICE,
         "lower the batch of one pass: a library of CUDA found no memory for its workspace; {peak}",
-        f"{_CUDA} CUBLAS_STATUS_ALLOC_FAILED",
+        f"{TORCH_CUDA} CUBLAS_STATUS_ALLOC_FAILED",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         rerun=Rerun.FIXED,
     ),
@@ -408,7 +406,7 @@ WORDED = (
         r"CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)",
         Cause.DEVICE,
         _LATE,
-        f"{_CUDA} CUBLAS_STATUS_EXECUTION_FAILED",
+        f"{TORCH_CUDA} CUBLAS_STATUS_EXECUTION_FAILED",
         "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle)`",
         alike=2,
         rerun=Rerun.BLOCKING,
@@ -418,7 +416,7 @@ WORDED = (
         r"CUDNN_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)",
         Cause.DEVICE,
         _LATE,
-        f"{_CUDA} cuDNN error: ",
+        f"{TORCH_CUDA} cuDNN error: ",
         "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
         alike=2,
         rerun=Rerun.BLOCKING,
@@ -438,7 +436,7 @@ WORDED = (
         r"CUBLAS_STATUS_(INVALID_VALUE|NOT_SUPPORTED|ARCH_MISMATCH)|CUDNN_STATUS_(BAD_PARAM|NOT_"
         r"SUPPORTED)",
         "fix the shapes, strides or types at {place}: the library does not support them",
-        f"{_CUDA} CUBLAS_STATUS_INVALID_VALUE",
+        f"{TORCH_CUDA} CUBLAS_STATUS_INVALID_VALUE",
         example="CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm( handle)`",
     ),
     Row(

@@ -19,6 +19,10 @@ from typing import Final, NamedTuple
 
 from kdist_trainer.config.exit_codes import CODES, FAULTS, Cause, Exit, Fault, Rerun
 
+TORCH_CPU = "torch/lib/libtorch_cpu.so"
+TORCH_CUDA = "torch/lib/libtorch_cuda.so"
+TORCH_PYTHON = "torch/lib/libtorch_python.so"
+"""Where torch's own messages are, for `Row.source`."""
 ANYWHERE = "^"
 """The pattern of a row that its error numbers or its types alone recognize."""
 

@@ -1,8 +1,9 @@
-"""How weights are updated: the optimizer, the check that a gradient must
-pass before its update is applied, and the moving average of the weights.
+"""How weights are updated: the optimizer, the check that a gradient must pass before its update is
+applied, and the moving average of the weights.
 
-All ranks decide alike: the guard sees the norm of the gradient that is averaged over the ranks.
-Learning rates are in `kdist_trainer.workload`, clipping in `kdist_trainer.numerics.precision`.
+All ranks decide alike: the guard sees the norm of the gradient that is averaged over the ranks. The
+default optimizer and learning rates are in `kdist_trainer.workload`, clipping in
+`kdist_trainer.numerics.precision`.
 """
 
 from __future__ import annotations

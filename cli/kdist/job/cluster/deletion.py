@@ -23,6 +23,7 @@ from kdist.deploy import delete
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.job.cluster import wait
 from kdist.job.cluster.snapshot import or_empty
+from kdist.job.cluster.suspend import SPARE_SECONDS
 from kdist.job.job import DeleteOptions
 from kdist.manifest import (
     JOB_LABEL,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from kdist.job.cluster.job import ClusterJob
 
 _DEFAULT_GRACE_SECONDS = 30  # Kubernetes' own
-_MARGIN_SECONDS = 60.0  # that a node may need beyond a pod's grace period to remove it
 
 
 @dataclass(frozen=True)
@@ -275,4 +275,4 @@ def _default_timeout(pods: Sequence[Document], grace: int | None = None) -> floa
         grace = max(
             (each or _DEFAULT_GRACE_SECONDS for each in periods), default=_DEFAULT_GRACE_SECONDS
         )
-    return grace + _MARGIN_SECONDS
+    return grace + SPARE_SECONDS

@@ -1,16 +1,9 @@
-"""Generates docs/reference/metrics.md from the declared metrics; a test compares the two.
-
-Run `python -m tests.trainer.metrics.metrics_page`.
-"""
+"""The page of all metrics, from their declarations."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from kdist_trainer.metrics.exporter import CATALOGUE, label_names
 from kdist_trainer.metrics.metric import Kind, Metric
-
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 _INTRODUCTION = """# Metrics
 
@@ -95,8 +88,3 @@ def _label(metric: Metric, name: str) -> str:
     index = metric.labels.index(name)
     values = dict.fromkeys(series[index] for series in metric.series)
     return f"`{name}` = {', '.join(values)}"
-
-
-if __name__ == "__main__":
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(render())

@@ -4,8 +4,8 @@ processes.
 `run_job` is the entry point. `run_dir` keeps what outlives an invocation, `fetching` fetches data
 and weights by URL, `launch` prepares the agents' commands, `supervisor` starts and restarts them,
 `agents` requests their status, `progress` collects the state of the run, `runner` is the loop that
-joins them, and says what signals do, and `end_report` says how it ended. `job` is a run as other commands see it, `status`
-its status. This package prints nothing: it is given a `Display`.
+joins them, and says what signals do, and `end_report` says how it ended. `job` is a run as other
+commands see it, `status` its status. This package prints nothing: it is given a `Display`.
 """
 
 from __future__ import annotations

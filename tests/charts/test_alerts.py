@@ -49,6 +49,7 @@ def test_every_alert_fires_on_the_sick_job_alone_and_resolves(tmp_path: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.sampled
 def test_every_scenario_would_notice_an_alert_that_never_fires(tmp_path: Path) -> None:
     tried = [promtool_test(name) for name in alerts()]
     for one in tried:

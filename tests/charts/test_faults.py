@@ -112,6 +112,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 run.close()
 
 
+@pytest.mark.sampled
 def test_repeated_kills_fire_an_alert_until_a_later_checkpoint_is_committed(start: Start) -> None:
     patient = start(train={"checkpoint": {"every": {"steps": 120}}}, maxRestarts=20)
     for restart in range(1, 5):

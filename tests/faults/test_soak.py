@@ -127,6 +127,7 @@ def loop_share(run: TrainingRun, pids: list[int], steps: int = 200) -> float:
     return (busy() - before) / (time.monotonic() - began)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.chaos
 @pytest.mark.timeout(max(600, 10 * LOSSES))

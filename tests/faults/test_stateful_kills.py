@@ -112,6 +112,7 @@ def test_every_rank_of_every_cell_accumulates_gradients() -> None:
     assert passes == {6, 3, 2}
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.chaos
 @pytest.mark.timeout(600)

@@ -37,6 +37,7 @@ def test_a_failed_part_is_a_row_and_only_it_is_tried_again(tmp_path: Path) -> No
     assert main([*arguments, "--parts", GOOD.name], (BAD, GOOD)) == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_without_time_no_part_is_started_and_the_page_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -116,6 +116,7 @@ def test_what_is_no_record_reads_as_none(text: str) -> None:
     assert ExitRecord.parse(text) is None
 
 
+@pytest.mark.sampled
 @given(st.text() | st.binary().map(lambda data: data.decode(errors="replace")))
 def test_any_text_is_taken_calmly(text: str) -> None:
     read = ExitRecord.parse(text)

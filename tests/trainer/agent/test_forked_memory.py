@@ -90,6 +90,7 @@ def ask(find: Callable[..., object], *arguments: bool) -> Any:
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="the heap is glibc's")
 def test_a_fork_uses_no_gap_between_what_it_shares() -> None:

@@ -62,6 +62,7 @@ class DeepError(Exception):
         return "\n".join("ü" * 490 for _ in range(60))
 
 
+@pytest.mark.sampled
 def test_a_rank_whose_scratch_takes_nothing_ends_with_its_own_code(tmp_path: Path) -> None:
     environment = {
         **os.environ,

@@ -71,6 +71,7 @@ def test_what_a_rank_its_children_and_native_code_print_stands_before_the_news_o
     ]
 
 
+@pytest.mark.sampled
 def test_neither_ranks_nor_their_agent_wait_for_a_reader_that_has_stopped_reading(
     tmp_path: Path,
 ) -> None:

@@ -179,6 +179,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.sampled
 def test_python_does_not_search_all_objects_for_garbage_while_torch_is_imported(
     root: Path, tmp_path: Path
 ) -> None:

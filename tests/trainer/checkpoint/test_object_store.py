@@ -148,6 +148,7 @@ def test_a_save_puts_every_object_once_and_asks_little(server: S3Server) -> None
     assert len(requests) <= 15
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 def test_a_writer_killed_at_any_request_of_a_save_leaves_the_old_checkpoint_or_the_new_one(
     server: S3Server, is_done: bool

@@ -114,6 +114,7 @@ def test_one_agent_asks_the_api_server_for_all_and_all_see_the_same(agents: list
     assert soon(lambda: members[1].rendezvous.status().left == 1)
 
 
+@pytest.mark.sampled
 def test_the_host_commits_the_keep_alives_of_all_and_of_nobody_who_sends_none(
     agents: list[Agent],
 ) -> None:
@@ -135,6 +136,7 @@ def asks_and_stays_alive(agent: Agent, *, seen_by: Agent) -> None:
     assert soon(lambda: (seen_by.keep_alive_of(agent) or before) > before)
 
 
+@pytest.mark.sampled
 def test_without_the_host_each_agent_asks_for_itself_and_stays_alive(agents: list[Agent]) -> None:
     host, first, second = agents
     assert soon(rests(host, [first, second], during=lambda: None))

@@ -188,6 +188,7 @@ def save_by_itself(rank: Rank, root: Path) -> tuple[list[int], float | None]:
         return saved, checkpointer._clock.interval.cost
 
 
+@pytest.mark.sampled
 def test_a_script_that_names_no_interval_saves_by_itself_on_all_ranks(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     (saved, cost), (other, _) = run_ranks(2, save_by_itself, tmp_path, root)

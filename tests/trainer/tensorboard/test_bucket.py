@@ -99,6 +99,7 @@ def test_without_event_files_the_problem_is_said(
     assert f"no event files in s3://{BUCKET}/run/{FOLDER}" in printed["problem"]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_the_viewer_follows_the_bucket_and_leaves_no_copy(root: ObjectPath, tmp_path: Path) -> None:
     curves = TensorBoardWriter(root, StepStats())

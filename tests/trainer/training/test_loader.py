@@ -143,6 +143,7 @@ def test_the_first_sample_serves_a_warm_up_even_where_the_run_is_shorter_than_a_
     assert (piece.weight, len(piece.batch[0])) == (0.0, 1)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_loader_process_that_hangs_in_the_users_code_ends_with_the_loader() -> None:
     loader = make_loader(Stuck(), workers=1)

@@ -142,6 +142,7 @@ def test_checkpoints_by_the_clock_are_saved_by_all_ranks(tmp_path: Path) -> None
     assert len(CheckpointDirectory(tmp_path / "checkpoints").committed()) >= 3
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_run_of_which_nothing_is_said_saves_by_itself_and_tells_how_often(tmp_path: Path) -> None:
     document = describe(

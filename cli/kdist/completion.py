@@ -20,8 +20,8 @@ SECONDS = 2.0  # for all that a cluster is asked for one word
 
 
 def job_names(place: Place, *, local: bool = False) -> list[str]:
-    """Names of the runs on this machine, none if options choose a cluster, and unless `local` of
-    the jobs of a namespace, sorted.
+    """Names of the runs on this machine and of the jobs of a namespace, sorted. `local` leaves out
+    the jobs; without it a cluster that options choose leaves out the runs.
     """
     runs = [] if place.is_chosen and not local else _silently(_list_runs)
     jobs = [] if local else _in_time(lambda: _list_jobs(place))

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from kdist.terminal import keep_colors
 from kdist.units import count, is_number, number, of_total, rate, seconds, size
@@ -76,7 +76,8 @@ def _decode(text: str) -> Event | None:
 # Bytes per read, so that a flood of prints cannot hold up the loop that reads.
 _MAX_READ = 1 << 17
 _MAX_LINE = 1 << 16
-_RANK_PREFIX = re.compile(r"(\[rank\d+\]:) ?")
+RANK_PREFIX = re.compile(r"(\[rank(\d{1,9})\]:) ?")
+"""Precedes what a rank prints."""
 _UNFINISHED_LINE_TIMEOUT = 1.0  # seconds
 
 
@@ -98,12 +99,20 @@ class Entry(NamedTuple):
     @property
     def prefix(self) -> str:
         """Source of the text: `[rank3]:` if a rank printed it, otherwise `[node-0]`."""
-        rank = _RANK_PREFIX.match(self.text)
+        rank = RANK_PREFIX.match(self.text)
         return rank[1] if rank else f"[{self.node}]"
 
     @property
+    def rank(self) -> object:
+        """The rank that the event is about, or that has printed the text; None for none."""
+        if self.event:
+            return self.event.get("rank")
+        prefix = RANK_PREFIX.match(self.text)
+        return int(prefix[2]) if prefix else None
+
+    @property
     def body(self) -> str:
-        rank = _RANK_PREFIX.match(self.text)
+        rank = RANK_PREFIX.match(self.text)
         return self.text[rank.end() :] if rank else self.text
 
 
@@ -158,20 +167,32 @@ class LogTail:
             yield from self._entries(line)
 
     def _read_chunk(self) -> bytes:
-        # a file that was replaced is read to its end before the one in its place
-        for path in (self._older, self._path):
-            with suppress(FileNotFoundError), path.open("rb") as log:
+        try:
+            with self._path.open("rb") as log:
                 current = os.fstat(log.fileno()).st_ino
-                if path is self._older and current != self._file:
-                    continue
+                # A file that was replaced is read to its end before the one in its place. In this
+                # order: the agent may replace it between the two looks.
                 if self._file not in (0, current):
+                    if chunk := self._read_older():
+                        return chunk
                     self._offset = 0
                 self._file = current
-                log.seek(self._offset)
-                if chunk := log.read(_MAX_READ):
-                    self._offset += len(chunk)
-                    return chunk
+                return self._read_on(log)
+        except FileNotFoundError:  # the agent is replacing it
+            return self._read_older()
+
+    def _read_older(self) -> bytes:
+        """Read on in the file that was replaced; empty at its end, or if it is gone."""
+        with suppress(FileNotFoundError), self._older.open("rb") as log:
+            if os.fstat(log.fileno()).st_ino == self._file:
+                return self._read_on(log)
         return b""
+
+    def _read_on(self, log: BinaryIO) -> bytes:
+        log.seek(self._offset)
+        chunk = log.read(_MAX_READ)
+        self._offset += len(chunk)
+        return chunk
 
     def _entries(self, line: bytes) -> Iterator[Entry]:
         printed, event, is_progress_bar = split_line(line.decode(errors="replace"))

@@ -25,6 +25,7 @@ HEAVY = {
         "kdist.spec",
         "kdist.load",
         "kdist.cluster",
+        "kdist.backends",
         "kdist.job.cluster",
         "kdist.status",
         "kdist.job.local",

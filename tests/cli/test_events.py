@@ -125,6 +125,30 @@ def test_what_an_earlier_invocation_wrote_is_not_reported_again(log: Path) -> No
     assert shown(list(tail.read())) == ["new"]
 
 
+@pytest.mark.parametrize("which", [1, 2, 3])
+def test_nothing_is_lost_if_the_log_is_replaced_before_one_of_the_times_that_it_is_opened(
+    log: Path, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    tail = LogTail("node-0", log)
+    append(log, b"a\n")
+    assert shown(list(tail.read())) == ["a"]
+    append(log, b"b\nc\n")
+    new = log.with_name("new")
+    append(new, b"d\n")
+    opened: list[Path] = []
+    plain = Path.open
+
+    def open_later(path: Path, *options: Any) -> Any:
+        opened.append(path)
+        if len(opened) == which:
+            log.rename(log.with_name(f"{log.name}.1"))
+            new.rename(log)
+        return plain(path, *options)
+
+    monkeypatch.setattr(Path, "open", open_later)
+    assert shown([*tail.read(), *tail.read()]) == ["b", "c", "d"]
+
+
 def test_a_line_that_arrives_in_pieces_is_one_line(log: Path) -> None:
     tail = LogTail("node-0", log)
     whole = event("done") + b"\n"

@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from kdist_trainer.config.training import DEFAULT_KEEP
+
 _TRAINER = Path(__file__).parents[2] / "trainer" / "kdist_trainer"
 _CLASSES = {
     "Reporter": _TRAINER / "metrics" / "transport.py",
@@ -52,7 +54,8 @@ def _methods(owner: ast.ClassDef) -> Iterator[str]:
 
 
 def _arguments(function: ast.FunctionDef) -> str:
-    return ast.unparse(function.args).removeprefix("self").removeprefix(", ")
+    found = ast.unparse(function.args).removeprefix("self").removeprefix(", ")
+    return found.replace("DEFAULT_KEEP", str(DEFAULT_KEEP))
 
 
 def _returned(function: ast.FunctionDef) -> str:

@@ -81,19 +81,21 @@ def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
     """A row of the table: an event of Kubernetes with its age, one of the trainer with its time."""
     from datetime import datetime
 
-    from kdist.job.goals import last_seen
+    from kdist.status.documents import last_seen
     from kdist.units import age
 
     about = event.get("involvedObject") or {}
     series = event.get("series") or {}
     count = series.get("count") or event.get("count") or 1
-    kind = "" if "event" in event else f"{str(about.get('kind') or '').lower()}/"
-    try:
-        seen = age(time.time() - datetime.fromisoformat(last_seen(event)).timestamp())
-    except ValueError:
-        seen = "?"
+    at = last_seen(event)
     if "event" in event:
-        seen = f"{(last_seen(event) or '?')[:19]}Z"
+        kind, seen = "", f"{(at or '?')[:19]}Z"
+    else:
+        kind = f"{str(about.get('kind') or '').lower()}/"
+        try:
+            seen = age(time.time() - datetime.fromisoformat(at).timestamp())
+        except ValueError:
+            seen = "?"
     times = f" (x{count})" if isinstance(count, int) and count > 1 else ""
     cells = (
         seen,

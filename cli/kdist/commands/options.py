@@ -32,6 +32,8 @@ def seconds(value: str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
+BACKENDS = ("job", "statefulset", "pytorchjob", "jobset", "trainjob")
+"""Those of `kdist.backends`, which help texts do not wait for."""
 # key of the login options in click's `Context.meta`
 LOGIN = "kdist.login"
 # key of the hint of a `JobNotFoundError`: where a run of that name was looked for too
@@ -57,7 +59,7 @@ def find_place(
     )
 
 
-def _find_place(context: click.Context) -> Place:
+def _place_for_completion(context: click.Context) -> Place:
     """The place that is chosen before the word that is completed."""
     before = context.meta.get(_BEFORE, {})
     names = ("namespace", "context")
@@ -89,7 +91,9 @@ def complete_name(context: click.Context, _: click.Parameter, word: str) -> list
     """Offer the names of jobs and of runs on this machine."""
     from kdist import completion
 
-    names = completion.job_names(_find_place(context), local=bool(context.params.get("local")))
+    names = completion.job_names(
+        _place_for_completion(context), local=bool(context.params.get("local"))
+    )
     return [name for name in names if name.startswith(word)]
 
 
@@ -116,14 +120,14 @@ def _complete_backend(_: click.Context, __: click.Parameter, word: str) -> list[
 def _complete_namespace(context: click.Context, _: click.Parameter, word: str) -> list[str]:
     from kdist import completion
 
-    found = completion.namespaces(_find_place(context))
+    found = completion.namespaces(_place_for_completion(context))
     return [each for each in found if each.startswith(word)]
 
 
 def _complete_context(context: click.Context, _: click.Parameter, word: str) -> list[str]:
     from kdist import completion
 
-    found = completion.contexts(_find_place(context))
+    found = completion.contexts(_place_for_completion(context))
     return [each for each in found if each.startswith(word)]
 
 
@@ -336,9 +340,7 @@ def set_option(command: Command) -> Command:
 
 def backend_option(command: Command) -> Command:
     """Add `--backend`; the command passes `backend` to `read_jobs` or `choose_backend`."""
-    from kdist.backends import NAMES
-
-    text = f"Workload kind, instead of the job's: {', '.join(NAMES)}."
+    text = f"Workload kind, instead of the job's: {', '.join(BACKENDS)}."
     return click.option("--backend", metavar="KIND", shell_complete=_complete_backend, help=text)(
         command
     )

@@ -125,7 +125,8 @@ def refer(argument: str | None, file: str | None = None) -> JobRef:
         )
     path = str(file if argument is None else argument)
     if file is None and not path.endswith(FILE_SUFFIXES):
-        return JobRef(path.removeprefix("job/").removeprefix("trainingjob/"))
+        name = path.removeprefix("job/").removeprefix("trainingjob/")
+        return JobRef(path if "/" in name else name)  # a run folder as it was typed
     from kdist import load
 
     metadata = load.load_file(path).metadata

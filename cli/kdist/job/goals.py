@@ -1,9 +1,8 @@
-"""What a status means to who waits for a job: its goals, its line and its exit code."""
+"""What a status means to whoever waits for a job: its goals, its line and its exit code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from kdist.errors import Code
 from kdist.status import JobStatus, Phase
@@ -49,18 +48,6 @@ def describe_status(status: JobStatus) -> str:
         percent = 100 * status.fetch.done // status.fetch.total
         message += f", {percent // 10 * 10} %"
     return f"{status.name}: {status.phase}{reason}{nodes}{message}"
-
-
-def last_seen(event: Mapping[str, Any]) -> str:
-    """Time of an event as RFC 3339 text, which sorts chronologically; empty if it has none."""
-    times = (
-        (event.get("series") or {}).get("lastObservedTime"),
-        event.get("lastTimestamp"),
-        event.get("eventTime"),
-        event.get("firstTimestamp"),
-        (event.get("metadata") or {}).get("creationTimestamp"),
-    )
-    return next((str(each) for each in times if each), "")
 
 
 def exit_code(status: JobStatus) -> Code:

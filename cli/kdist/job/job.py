@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 FAILED = "failed"
 """Stands for the rank whose failure ended a job."""
-RANK_PREFIX = re.compile(r"\[rank(\d{1,9})\]:")
 Notify = Callable[[str], None]
 """Receives a message about progress."""
 
@@ -35,6 +34,11 @@ Notify = Callable[[str], None]
 def reject(what: str, lines: Sequence[str]) -> NoReturn:  # noqa: ARG001 - `Dialog.approve`
     """Send nothing that nobody has looked at."""
     raise KdistError(what, hint="`kdist apply` with the job file sends what the file says")
+
+
+def refuse(what: str, _: str) -> NoReturn:
+    """Archive nothing without a yes."""
+    raise KdistError(f"{what}, which nobody has confirmed")
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,12 @@ class Dialog:
     notify: Notify = lambda _: None
     warn: Callable[[str], None] = lambda _: None
     approve: Callable[[str, Sequence[str]], None] = reject
-    confirm: Callable[[str, str], None] = lambda _, __: None
+    confirm: Callable[[str, str], None] = refuse
     note_absence: Callable[[str], None] = lambda _: None
 
 
 SILENT = Dialog()
-"""Says nothing, and sends nothing that only a job's ConfigMap vouches for."""
+"""Says nothing, sends nothing that only a job's ConfigMap vouches for, and agrees to nothing."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +142,7 @@ class LogSelection:
         for entry in entries:
             if self.pod and self.pod not in (entry.node, entry.node.rpartition("-")[2]):
                 continue
-            prefix = RANK_PREFIX.match(entry.text)
-            rank = entry.event.get("rank") if entry.event else int(prefix[1]) if prefix else None
-            if ranks is None or rank in ranks:
+            if ranks is None or entry.rank in ranks:
                 yield entry
 
 
@@ -214,7 +216,7 @@ class Job(Protocol):
         """
 
     def watch(self) -> Iterator[tuple[Snapshot, Diagnosis]]:
-        """Yield a snapshot every second, and why the job is in its state, until it has ended."""
+        """Yield snapshots, and why the job is in its state, until it has ended."""
 
     def why(self) -> tuple[Snapshot, Diagnosis]:
         """The root cause of its trouble."""

@@ -136,3 +136,15 @@ def condition(document: object, kind: str) -> Document:
         (each for each in items(document, "status", "conditions") if text(each, "type") == kind),
         _EMPTY,
     )
+
+
+def last_seen(event: Mapping[str, Any]) -> str:
+    """Time of an event as RFC 3339 text, which sorts chronologically; empty if it has none."""
+    times = (
+        (event.get("series") or {}).get("lastObservedTime"),
+        event.get("lastTimestamp"),
+        event.get("eventTime"),
+        event.get("firstTimestamp"),
+        (event.get("metadata") or {}).get("creationTimestamp"),
+    )
+    return next((str(each) for each in times if each), "")

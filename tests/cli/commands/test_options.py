@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
+from kdist import backends
 from kdist.commands import options, targets
 from kdist.errors import Code, InvalidJobError, KdistError, NotFoundError, UsageError
 from kdist.job import find
@@ -41,6 +42,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 def test_a_job_is_meant_by_its_name_or_by_its_file(job_file: Path) -> None:
     assert find.refer("digits") == ("digits", None)
     assert find.refer("job/digits") == ("digits", None)
+    assert find.refer("job/runs/digits") == ("job/runs/digits", None), "the path of a run folder"
     assert find.refer("job.yaml") == ("digits", None)
     job_file.write_text(
         job_file.read_text().replace("name: digits", "name: digits\n  namespace: ml")
@@ -97,3 +99,7 @@ def test_a_run_that_is_nowhere_is_said_to_be_neither_here_nor_in_a_known_cluster
     with pytest.raises(KdistError) as asked:
         find.find("digits", active=active)
     assert asked.value.code is Code.UNREACHABLE, "the cluster is asked"
+
+
+def test_the_help_of_backend_names_every_kind() -> None:
+    assert tuple(backends.NAMES) == options.BACKENDS

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from kdist.errors import KdistError
 from kdist.job.cluster import agents, wait
 from kdist.job.cluster.snapshot import fetch_snapshot, finalize, watch_job
-from kdist.job.goals import last_seen
 from kdist.job.job import (
     SILENT,
     Change,
@@ -26,6 +25,7 @@ from kdist.job.job import (
     LogSelection,
 )
 from kdist.status import JobStatus, ResourceState, Snapshot
+from kdist.status.documents import last_seen
 
 if TYPE_CHECKING:
     from kdist.agents.metrics import AgentSample

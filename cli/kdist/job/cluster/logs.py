@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from kdist.diagnose import diagnose
 from kdist.errors import KdistError, NotFoundError, UsageError
-from kdist.events import Entry, Event, ParsedLine, read_files, split_line
+from kdist.events import RANK_PREFIX, Entry, Event, ParsedLine, read_files, split_line
 from kdist.job.cluster import checkpoints
 from kdist.job.cluster.agents import Agents
 from kdist.job.cluster.applied import AppliedJob
 from kdist.job.cluster.checkpoints import reading_pod
 from kdist.job.cluster.snapshot import Events, fetch_snapshot, finalize
 from kdist.job.cluster.wait import timeout_error
-from kdist.job.job import FAILED, RANK_PREFIX, LogSelection, Notify
+from kdist.job.job import FAILED, LogSelection, Notify
 from kdist.status import JobStatus, Phase, Pod, Snapshot, documents, read_pod
 from kdist.status.documents import Document, integer, items, texts
 from kdist.threads import OnError, start_thread
@@ -97,7 +97,7 @@ class RankFilter:
         """Whether the line belongs to a selected rank. Pass the lines of one pod in their order."""
         event = line.event
         prefix = RANK_PREFIX.match(line.text)
-        rank = event.get("rank") if event else int(prefix[1]) if prefix else None
+        rank = event.get("rank") if event else int(prefix[2]) if prefix else None
         if event and event["event"] == "rendezvous-completed":
             self._ranks_of_pod[line.pod.name] = set()
         if isinstance(rank, int):

@@ -5,7 +5,7 @@ carries them out. Every action may be repeated after an interruption without doi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from kdist.backends import Placement
 from kdist.manifest import ObjectKey
@@ -14,14 +14,14 @@ from kdist.spec import TrainingJob
 
 @dataclass(frozen=True)
 class ApplyObjects:
-    """Apply the job's objects as `job` has them; `missing` leaves alone those that exist. `asked`
-    records that the job is to be suspended.
+    """Apply the job's objects as `job` has them; with `only`, those that it names. `asked` records
+    that the job is to be suspended.
     """
 
     job: TrainingJob
     placement: Placement
     asked: bool = False
-    only: Literal["all", "missing"] = "all"
+    only: frozenset[ObjectKey] | None = None
 
 
 @dataclass(frozen=True)

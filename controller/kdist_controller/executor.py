@@ -12,7 +12,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
 
-from kdist import backends, deploy
+from kdist import deploy
 from kdist.backends import RUNTIME
 from kdist.cluster import ApiError, Cluster, JobObjects
 from kdist.diagnose import KEY_MISSING
@@ -149,8 +149,7 @@ class Executor:
 
     def _apply_objects(self, action: ApplyObjects) -> None:
         name = self._resource.key.name
-        kind = backends.get(action.placement.backend).kind
-        if action.only == "all":
+        if action.only is None:
             # nothing is sent if an object that is not the job's has the name of one of these
             known = self._cache.read(self._resource.key).copies
             for each in render_objects(action.job, action.placement):
@@ -164,19 +163,17 @@ class Executor:
                 notice = Notice(KEY_MISSING, problem, warning=True)
                 write_event(self._cluster, self._resource, notice, identity=action.placement.run_id)
         for manifest in render_objects(action.job, action.placement):
-            own = (manifest.kind, manifest.name)
-            if action.only == "missing":
-                key = ObjectKey(manifest.api_version, manifest.kind, manifest.name)
-                if own in ((kind, name), ("ConfigMap", name)) or key in self._observed.children:
-                    continue
-            if own == ("ConfigMap", name):
+            key = ObjectKey(manifest.api_version, manifest.kind, manifest.name)
+            if action.only is not None and key not in action.only:
+                continue
+            if (manifest.kind, manifest.name) == ("ConfigMap", name):
                 self._apply_own(manifest, asked=action.asked)
             elif manifest.kind == RUNTIME:
                 try:
                     self._apply(manifest)
                 except ApiError as error:
-                    # of a TrainJob that is about to be created most fields are immutable: where
-                    # those of the last one differ, its TrainingRuntime is created again
+                    # Most fields of a TrainingRuntime are immutable: where the TrainJob has yet to
+                    # be created, it is created again.
                     if "immutable" not in str(error) or self._observed.workload is not None:
                         raise
                     self._objects.remove(manifest.api_version, manifest.kind, manifest.name)

@@ -194,7 +194,7 @@ def _list_digests(
     """Digests of what the objects are made from: the last is that of the pods, or the next ones."""
     known = documents.texts(observed.resource.status, "appliedDigests")
     found = observed.record.digest
-    if any(isinstance(each, ApplyObjects) and each.only == "all" for each in actions):
+    if any(isinstance(each, ApplyObjects) and each.only is None for each in actions):
         before = known[-1:] or [found] * bool(found)
         return tuple(dict.fromkeys([*before, digest_job(wanted, observed.resource.results)]))
     if not known and found:
@@ -322,7 +322,7 @@ def _complete(observed: Observed, wanted: TrainingJob, placement: Placement) -> 
         missing = {key for key in missing if not _is_settings(key, wanted)}
     if not missing:
         return None
-    return _Step((ApplyObjects(wanted, placement, asked=wanted.spec.suspend, only="missing"),))
+    return _Step((ApplyObjects(wanted, placement, only=frozenset(missing)),))
 
 
 def _prune(

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from kdist_controller import resource
 from kdist_controller.resource import digest_text
+from kdist_trainer.config import TrainConfig
 from tests.controller.conftest import JobOf, Stepper
 from tests.controller.kubernetes import Kubernetes
 from tests.controller.test_life import change, condition, read
@@ -35,6 +37,32 @@ def test_a_job_with_a_setting_that_was_removed_runs_on(
     change(kubernetes, nodes={"min": 1, "max": 3})
     stepper.settle()
     assert condition(kubernetes, "Outdated")[0] == "False", "it is scaled as before"
+
+
+@pytest.mark.parametrize("gone", [("Service", "digits"), ("ServiceAccount", "digits")])
+@pytest.mark.parametrize("backend", ["job", "statefulset"])
+def test_an_object_that_is_made_again_takes_no_settings_from_the_pods_that_mount_them(
+    kubernetes: Kubernetes,
+    stepper: Stepper,
+    job: JobOf,
+    monkeypatch: pytest.MonkeyPatch,
+    gone: tuple[str, str],
+    backend: str,
+) -> None:
+    plain = TrainConfig.to_document
+    with monkeypatch.context() as earlier:  # a version whose train.json had one more field
+        earlier.setattr(TrainConfig, "to_document", lambda self: {**plain(self), "standby": "none"})
+        resource._render.cache_clear()
+        kubernetes.put("TrainingJob", job(backend=backend))
+        stepper.settle()
+    resource._render.cache_clear()
+    (settings,) = (each for each in kubernetes.names() if "-train-" in each[1])
+    kubernetes.remove(*gone)
+    stepper.settle()
+    assert gone in kubernetes.names()
+    assert [each for each in kubernetes.names() if "-train-" in each[1]] == [settings]
+    (workload,) = (each for each in kubernetes.names() if each[0] in ("Job", "StatefulSet"))
+    assert settings[1] in json.dumps(read(kubernetes, *workload))
 
 
 def read_all(kubernetes: Kubernetes) -> dict[tuple[str, str], Any]:

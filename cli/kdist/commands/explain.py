@@ -63,6 +63,8 @@ def command(field: str, recursive: bool, output: str) -> None:
 def _unknown(field: str) -> NotFoundError:
     from kdist.spec import reference
 
+    if hint := reference.REMOVED.get(field):
+        return NotFoundError(f"`{field}` no longer exists", hint=hint)
     near = reference.near_path(reference.parse(field.replace("[]", "[0]")) or (field,)).replace(
         "[0]", "[]"
     )

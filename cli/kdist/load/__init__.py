@@ -27,8 +27,6 @@ from kdist.spec.training_job import WRITTEN
 if TYPE_CHECKING:
     from kdist.load.code import Use
 
-_Parse = Callable[..., tuple[list[YamlNode], list[Problem]]]
-
 
 def load_text(
     text: str | bytes,
@@ -54,8 +52,8 @@ def load_text(
         InvalidJobError: with every problem, sorted by position.
         UsageError: there is more than one job.
     """
-    parse = _read_generated if generated else read
-    return _only(_load_documents(text, source, overrides, base, use, parse, None), source)
+    jobs = _load_documents(text, source, overrides, base, use, None, generated=generated)
+    return _only(jobs, source)
 
 
 def _only(jobs: Sequence[TrainingJob], source: str) -> TrainingJob:
@@ -74,17 +72,22 @@ def _load_documents(
     overrides: Sequence[str],
     base: Path | None,
     use: Use | None,
-    parse: _Parse,
     warnings: list[Problem] | None,
+    *,
+    generated: bool = False,
 ) -> list[TrainingJob]:
     """Read the jobs of a text, one for each of its YAML documents; there is at least one."""
     decoded, problems = decode(text, source=source)
     jobs = []
     if not problems:
-        trees, problems = parse(decoded, source=source)
+        if generated:
+            tree, problems = read_value(decoded, source=source)
+            trees = [] if tree is None else [tree]
+        else:
+            trees, problems = read(decoded, source=source)
         reported = {(each.line, each.column) for each in problems if each.line}
         for each_tree in trees:
-            job, tree, found = _validate(each_tree, overrides, is_written=parse is read)
+            job, tree, found = _validate(each_tree, overrides, is_written=not generated)
             if job is not None:
                 jobs.append(job)
             if job is not None and use is not None:
@@ -116,11 +119,6 @@ def _load_documents(
             next_command=_explain(ordered),
         )
     return jobs
-
-
-def _read_generated(text: str, *, source: str) -> tuple[list[YamlNode], list[Problem]]:
-    tree, problems = read_value(text, source=source)
-    return [] if tree is None else [tree], problems
 
 
 def _explain(problems: Sequence[Problem]) -> str:
@@ -182,7 +180,7 @@ def load_files(
     would be sent as it is, is added to `warnings`.
     """
     data, source, base = _read_file(path)
-    return _load_documents(data, source, overrides, base, use, read, warnings)
+    return _load_documents(data, source, overrides, base, use, warnings)
 
 
 def _read_file(path: str | Path) -> tuple[bytes, str, Path]:

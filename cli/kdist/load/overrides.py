@@ -44,6 +44,10 @@ def override(tree: YamlNode, overrides: Sequence[str]) -> tuple[YamlNode, list[P
             continue
         field = reference.find(path)
         if field is None or not path:
+            if show(path) in reference.REMOVED:
+                hint = reference.REMOVED[show(path)]
+                problems.append(mark.problem("no longer exists", path=show(path), hint=hint))
+                continue
             near = near_path(path)
             problems.append(
                 mark.problem("there is no such field", path=show(path), suggestion=near)

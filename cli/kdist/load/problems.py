@@ -85,7 +85,6 @@ _SYNONYMS = {
     "memory": "resources.memory",
     "pytorchReplicaSpecs": "nodes",
 }
-_NO_STANDBY = "remove the line: a lost rank is replaced in about 0.2 s without it"
 # fields of a pod that the job sets only through its template
 _OF_PODS = ("affinity", "schedulerName", "topologySpreadConstraints", "volumes", "hostAliases")
 
@@ -100,8 +99,8 @@ def about_unknown(path: Path) -> Message:
         return Message("unknown field", hint=f"write it as spec.podTemplate.spec.{name}")
     if path[:-1] == ("spec",) and name in _SYNONYMS:
         return Message("unknown field", hint=f"write it as spec.{_SYNONYMS[name]}")
-    if path == ("spec", "standby"):
-        return Message("no longer exists", hint=_NO_STANDBY)
+    if hint := reference.REMOVED.get(reference.show(path)):
+        return Message("no longer exists", hint=hint)
     near = near_name(name, names)
     if near:
         return Message("unknown field", near)

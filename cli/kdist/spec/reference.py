@@ -171,6 +171,10 @@ def find(path: Sequence[str | int]) -> Field | None:
     return field
 
 
+REMOVED = {"spec.standby": "remove it: a lost rank is replaced without it, hardly later"}
+"""Fields of earlier versions, and what to do instead."""
+
+
 def look_up(dotted: str) -> Field | None:
     """The field with this dotted path, or None: `spec.env[].name`, `spec.env[0].name` and
     `spec.env.name` are the same.

@@ -92,6 +92,7 @@ def test_later_options_win() -> None:
 @pytest.mark.parametrize(
     ("option", "reported"),
     [
+        ("spec.standby=warm", "spec.standby: no longer exists"),
         ("spec.node=3", "spec.node: there is no such field; did you mean `spec.nodes`?"),
         (
             "spec.nodes.maximum=3",

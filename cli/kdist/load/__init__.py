@@ -12,7 +12,7 @@ job names) and `folder` (which files of it are sent, and which should not be).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -47,7 +47,7 @@ MEANINGS = {
 UNUSED = {
     *("torch", "kubernetes", "jinja2", "rich", "asyncio", "requests", "subprocess", "difflib"),
     *("kdist.load.problems", "kdist.load.overrides", "kdist.load.code", "kdist.spec.reference"),
-    *("importlib.metadata", "kdist_trainer.config.changes"),
+    *("importlib.metadata", "kdist_trainer.config.edit_rules"),
     *(
         "kdist.terminal.nonblocking",
         "kdist.cluster",

@@ -107,7 +107,7 @@ def _watch(moments: Iterable[Moment], output: str) -> int:
 
 def _watch_live(moments: Iterable[Moment]) -> int:
     from kdist.job.goals import exit_code
-    from kdist.status.job_status import StepHistory
+    from kdist.status.step_history import StepHistory
     from kdist.views import live
 
     history = StepHistory()

@@ -19,7 +19,7 @@ from kdist.diagnose import Diagnosis
 from kdist.events import Entry, describe_event
 from kdist.job.local.progress import STALE_SECONDS, NodeProgress, Progress
 from kdist.status import JobStatus
-from kdist.status.job_status import StepHistory
+from kdist.status.step_history import StepHistory
 from kdist.terminal import columns
 from kdist.units import is_number, moment, seconds
 from kdist.views import status_table, top

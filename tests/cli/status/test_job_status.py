@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kdist.status import JobStatus, Phase, Snapshot, WorkloadState
-from kdist.status.job_status import StepHistory
+from kdist.status.step_history import StepHistory
 from tests.cli.status.objects import (
     NOW,
     config_map,

@@ -12,7 +12,7 @@ from kdist.events import Entry
 from kdist.job.local.agents import StatusReply
 from kdist.job.local.progress import NodeProgress, Progress
 from kdist.status import Snapshot
-from kdist.status.job_status import StepHistory
+from kdist.status.step_history import StepHistory
 from kdist.views.frame import JobView, sparkline
 from kdist.views.live import from_progress, from_status, render, render_entry
 from tests.cli.diagnose.scenes import scene

@@ -22,7 +22,7 @@ from kdist.job.find import Listed
 from kdist.job.local.progress import NodeProgress, Progress
 from kdist.report import text as report_text
 from kdist.status import Snapshot
-from kdist.status.job_status import StepHistory
+from kdist.status.step_history import StepHistory
 from kdist.terminal import columns
 from kdist.units import age, moment
 from kdist.views import checkpoints, status_table

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from kdist_trainer.config import START_VARIABLES, TrainConfig
-from kdist_trainer.config.changes import compare_done
+from kdist_trainer.config.edit_rules import compare_done
 
 READ_AT_START = (
     "LD_PRELOAD",

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from torch import nn
 
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.config import Schedule, Training, changes
+from kdist_trainer.config import Schedule, Training, edit_rules
 from kdist_trainer.training import trainer
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.workload import LrSchedule, apply_edits, build_scheduler, lr_factor
@@ -43,7 +43,7 @@ def sections(**edits: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 def effects(*, stream: bool = False, **edits: Any) -> dict[str, str]:
     return {
         change.field: change.effect.value
-        for change in changes.compare(*sections(**edits), stream=stream)
+        for change in edit_rules.compare(*sections(**edits), stream=stream)
     }
 
 
@@ -52,23 +52,23 @@ def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         path = f"{prefix}{field.alias or name}"
         kind = field.annotation
-        if path not in changes.RULES and isinstance(kind, type) and issubclass(kind, BaseModel):
+        if path not in edit_rules.RULES and isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from fields_of(kind, f"{path}.")
         else:
             yield path
 
 
 def test_every_field_of_the_training_has_its_rule_and_every_rule_its_field() -> None:
-    assert sorted(fields_of(Training)) == sorted(changes.RULES)
+    assert sorted(fields_of(Training)) == sorted(edit_rules.RULES)
 
 
 def test_the_table_in_the_documentation_is_that_of_the_rules() -> None:
     page = PAGE.read_text()
-    fresh = TABLE.sub(lambda found: f"{found[1]}\n{changes.table()}\n{found[2]}", page)
+    fresh = TABLE.sub(lambda found: f"{found[1]}\n{edit_rules.table()}\n{found[2]}", page)
     if os.environ.get("KDIST_REGENERATE"):
         PAGE.write_text(fresh)
     assert PAGE.read_text() == fresh
-    assert changes.table() in fresh
+    assert edit_rules.table() in fresh
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_how_weights_are_fetched_is_free_and_which_ones_needs_a_new_run() -> Non
     init = {"url": "s3://bucket/model", "secret": "first"}
     before, _ = sections(init=init)[::-1]
     _, now = sections(init={**init, "secret": "other", "size": "1Gi", "region": "eu-central-1"})
-    found = {one.field: one.effect.value for one in changes.compare(before, now)}
+    found = {one.field: one.effect.value for one in edit_rules.compare(before, now)}
     assert found == dict.fromkeys(["init.region", "init.secret", "init.size"], "free")
     _, now = sections(init={**init, "url": "s3://bucket/other"})
-    (only,) = changes.compare(before, now)
+    (only,) = edit_rules.compare(before, now)
     assert (only.field, only.effect.value) == ("init.url", "needs --fresh")
 
 
@@ -136,7 +136,7 @@ def test_a_run_that_has_ended_goes_on_only_where_its_end_moved(
     edits: dict[str, Any], continues: bool, problem: str | None
 ) -> None:
     before, now = sections(**edits)
-    finished = changes.compare_done(
+    finished = edit_rules.compare_done(
         {"step": 9, "samples_seen": 100, "job": {"train": before}}, {"train": now, "script": None}
     )
     assert finished.continues is continues
@@ -146,10 +146,10 @@ def test_a_run_that_has_ended_goes_on_only_where_its_end_moved(
 
 def test_a_script_that_has_ended_is_not_its_edited_self() -> None:
     job: dict[str, Any] = {"script": {"path": "a.py", "module": None, "args": []}, "train": None}
-    assert changes.compare_done({"job": {"script": job["script"]}}, job).is_complete
+    assert edit_rules.compare_done({"job": {"script": job["script"]}}, job).is_complete
     edited = {**job, "script": {"path": "a.py", "module": None, "args": ["--lr", "1"]}}
     assert 'script.args [] -> ["--lr", "1"]' in str(
-        changes.compare_done({"job": {"script": job["script"]}}, edited).problem
+        edit_rules.compare_done({"job": {"script": job["script"]}}, edited).problem
     )
 
 

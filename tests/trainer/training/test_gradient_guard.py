@@ -7,7 +7,7 @@ import math
 import pytest
 
 from kdist_trainer.config import Training
-from kdist_trainer.training.optimizer import MAX_ROLLBACKS, WARMUP_STEPS, GradientGuard
+from kdist_trainer.training.gradient_guard import MAX_ROLLBACKS, WARMUP_STEPS, GradientGuard
 
 
 def make(**section: object) -> GradientGuard:

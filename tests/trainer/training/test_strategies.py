@@ -18,7 +18,7 @@ from kdist_trainer import parallel
 from kdist_trainer.config import Training
 from kdist_trainer.data.step_plan import ShardAssignment
 from kdist_trainer.distributed.world import World, to_local
-from kdist_trainer.training.optimizer import NullGradientGuard
+from kdist_trainer.training.gradient_guard import NullGradientGuard
 from kdist_trainer.workload import WorkloadContext
 from tests.trainer.training.cells import (
     STRATEGIES,

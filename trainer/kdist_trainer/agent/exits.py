@@ -20,7 +20,7 @@ from kdist_trainer.causes.row import shorten
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit, TrainConfig
-from kdist_trainer.config.changes import compare_done
+from kdist_trainer.config.edit_rules import compare_done
 from kdist_trainer.config.exit_codes import CODES, Rerun
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.formats import stamp

@@ -50,7 +50,7 @@ from kdist_trainer.agent.coordination import (
 from kdist_trainer.agent.exits import root_cause
 from kdist_trainer.causes import BY_NAME
 from kdist_trainer.causes.host import REPLICAS_DIFFER
-from kdist_trainer.causes.row import SLOW, SLOW_START
+from kdist_trainer.causes.row import MAX_REPEATS, SLOW, SLOW_START
 from kdist_trainer.checkpoint.interval import at_risk_seconds, read_history, unsaved_seconds
 from kdist_trainer.checkpoint.ledger import find_last_sign
 from kdist_trainer.checkpoint.storage import StoragePath
@@ -61,10 +61,6 @@ from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.liveness import RankSnapshot
 from kdist_trainer.rendezvous.state import RendezvousStatus
 
-MAX_REPEATS = 3
-"""How often the same failure may end a group in a row before it counts as permanent, if no row of
-the table of causes says it.
-"""
 _UNCERTAIN = 2
 """The same of a failure that is perhaps the user's."""
 _LIMITS = {

@@ -23,6 +23,10 @@ TORCH_CPU = "torch/lib/libtorch_cpu.so"
 TORCH_CUDA = "torch/lib/libtorch_cuda.so"
 TORCH_PYTHON = "torch/lib/libtorch_python.so"
 """Where torch's own messages are, for `Row.source`."""
+MAX_REPEATS: Final = 3
+"""How often the same failure may end a group in a row before it counts as permanent, where nothing
+says more.
+"""
 ANYWHERE = "^"
 """The pattern of a row that its error numbers or its types alone recognize."""
 
@@ -69,7 +73,7 @@ class Row:
     only_users: bool = False
     final: bool = False
     primary: bool = True
-    alike: int = 3
+    alike: int = MAX_REPEATS
     fault: Fault = Fault.UNKNOWN
     rerun: Rerun = Rerun.AGAIN
     method: str = ""

@@ -1,29 +1,18 @@
 """The configuration of a run: the document `train.json`, the exit codes and failure causes.
 
 `kdist` renders a job's `train` or `script` section and the agent's settings into one `train.json`;
-every agent and every rank reads the same file. `training` has the models of `spec.train`, `base`
-what all models share, `sources` the URLs of data and weights, `spec.train.init`, and the variables
-by which a process reaches a store, `changes` the rules for jobs that are edited between two runs,
-`exit_codes` the codes and causes that agents, ranks and the command line agree on, `listeners`
-every socket of a training.
+every agent and every rank reads the same file. `train_config` has its models, `training` those of
+`spec.train`, `base` what all models share, `sources` the URLs of data and weights and the variables
+by which a process reaches a store, `edit_rules` what may be edited between two runs, `exit_codes`
+the codes and causes that agents, ranks and the command line agree on, `listeners` every socket of a
+training.
 
 Nothing here imports torch or another package of the trainer, because `kdist.spec` uses these
 models. The arguments of one agent (folders, addresses) are in `kdist_trainer.agent.settings`. Read
-`TrainConfig` first.
+`train_config` first.
 """
 
 from __future__ import annotations
-
-import re
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
 
 from kdist_trainer.config.base import (
     QUANTITY,
@@ -45,6 +34,15 @@ from kdist_trainer.config.sources import (
     SECRET_VARIABLES,
     Init,
 )
+from kdist_trainer.config.train_config import (
+    DEFAULT_RESTARTS,
+    NODES,
+    QUANTITY_OR_NONE,
+    START_VARIABLES,
+    Logs,
+    Script,
+    TrainConfig,
+)
 from kdist_trainer.config.training import (
     DEFAULT_KEEP,
     AllReduceCheck,
@@ -57,9 +55,7 @@ from kdist_trainer.config.training import (
     Schedule,
     Training,
 )
-from kdist_trainer.formats import METRICS_PORT, take_format
-from kdist_trainer.formats.json_text import encode_json
-from kdist_trainer.formats.untrusted_text import parse_json, parse_model, parse_object
+from kdist_trainer.formats import METRICS_PORT
 
 __all__ = [
     "CHECKPOINTS_ENDPOINT",
@@ -68,6 +64,7 @@ __all__ = [
     "DEFAULT_KEEP",
     "DEFAULT_RESTARTS",
     "METRICS_PORT",
+    "NODES",
     "NOT_FETCHED",
     "QUANTITY",
     "QUANTITY_OR_NONE",
@@ -97,205 +94,3 @@ __all__ = [
     "Training",
     "count_bytes",
 ]
-
-
-START_VARIABLES = re.compile(
-    "LD_|GLIBC_TUNABLES$|MALLOC_|PYTHON|(OMP|GOMP|KMP|MKL|OPENBLAS)_|PYTORCH_.*ALLOC"
-)
-"""Names of variables that the C library, the interpreter or torch read when a process starts: they
-have no effect on a fork of a process that has imported torch.
-"""
-
-
-class Script(ConfigModel):
-    """A torchrun script that runs unchanged: `spec.script`."""
-
-    path: Name | None = Field(
-        None, description="Path of the script, relative to the job file or to code."
-    )
-    module: (
-        Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] | None
-    ) = Field(
-        None, description=("Module to run instead of a path, like `python -m` and `torchrun -m`.")
-    )
-    args: list[Annotated[str, Field(max_length=32_768)]] = Field(
-        [], max_length=1024, description="Arguments of the script."
-    )
-    collective_timing: Literal["on", "off"] = Field(
-        "on",
-        description=("Whether collectives between ranks are counted and timed."),
-    )
-    preload: Literal["none", "torch"] = Field(
-        "none",
-        description=(
-            "How ranks start: none is a new interpreter for each, torch forks them from a process "
-            "that has imported torch, which restarts them seconds sooner."
-        ),
-    )
-
-    @model_validator(mode="after")
-    def _exactly_one_target(self) -> Script:
-        if (self.path is None) == (self.module is None):
-            raise ValueError("needs exactly one of path and module")
-        return self
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """Arguments of the Python interpreter that run the script."""
-        return (
-            *(("-m", self.module) if self.module is not None else (str(self.path),)),
-            *self.args,
-        )
-
-
-QUANTITY_OR_NONE = f"^none$|{QUANTITY}"
-
-
-class Logs(ConfigModel):
-    """The logs that are kept when the pods are gone: `spec.logs`."""
-
-    keep: str = Field(
-        "64Mi",
-        max_length=32,
-        pattern=QUANTITY_OR_NONE,
-        description=(
-            "Maximum size of the log that each node keeps next to the checkpoints, such as 64Mi; "
-            "its oldest lines are removed first. With none, no log is kept."
-        ),
-    )
-
-    @property
-    def max_bytes(self) -> int:
-        """The most bytes of one node's log; 0 keeps none."""
-        return 0 if self.keep == "none" else count_bytes(self.keep)
-
-
-DEFAULT_RESTARTS = 10
-"""Restarts without progress, where the job names no number."""
-NODES = "nodes.json"
-"""Name of the file next to `train.json` that contains the job's `nodes` in a cluster: unlike the
-rest of the configuration, they may change during the run.
-"""
-
-
-class TrainConfig(ConfigModel):
-    """The document `train.json`, identical for all agents and ranks of a job."""
-
-    name: Name = Field(description="Name of the job.")
-    nodes: Nodes = Field(description="Number of nodes.")
-    procs_per_node: int | Literal["auto"] = Field(
-        "auto", description="Ranks per node; auto is one per GPU, or 1 without GPUs."
-    )
-    threads_per_rank: int = Field(1, ge=1, le=1024, description="CPU threads of each rank.")
-    max_restarts: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
-        None,
-        description=(
-            "Restarts without progress before the job fails; progress resets the count. Without a "
-            "number 10; a script of which no rank has opened a Checkpointer, or an integration "
-            "that resumes, then has none."
-        ),
-    )
-    termination_grace_period_seconds: PositiveSeconds = Field(
-        60,
-        description="Seconds between the request to stop and a forced kill.",
-    )
-    rendezvous_timeout_seconds: PositiveSeconds = Field(
-        600, description="Maximum time to wait for enough nodes, in seconds."
-    )
-    join_window_seconds: Seconds = Field(
-        10,
-        description=(
-            "Seconds to wait for further nodes, so that they join together. The wait ends "
-            "once `nodes.max` is reached."
-        ),
-    )
-    collective_timeout_seconds: PositiveSeconds = Field(
-        300, description="Maximum duration of a collective, in seconds."
-    )
-    hang_timeout_seconds: PositiveSeconds = Field(
-        300, description="Seconds without progress after which a rank is killed."
-    )
-    final_scrape_timeout_seconds: Seconds = Field(
-        30,
-        description=(
-            "Maximum time a finished agent keeps serving /metrics for a final scrape, in seconds."
-        ),
-    )
-    logs: Logs = Field(Logs(), description="Logs that are kept when the pods are gone.")
-    secret_variables: list[str] = Field(
-        [], description="Variables whose values are in no log that is kept."
-    )
-    preflight: Preflight | None = Field(
-        None,
-        description=(
-            "Checks of the network between ranks before they train; a worker group that is "
-            "too slow ends the job."
-        ),
-    )
-    train: Training | None = Field(None, description="Settings of the managed training loop.")
-    script: Script | None = Field(None, description="A torchrun script, run unchanged.")
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> TrainConfig:
-        if (self.train is None) == (self.script is None):
-            raise ValueError("needs exactly one of train and script")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _keep_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a number of restarts that nobody has named, as earlier trainers expect."""
-        document: dict[str, Any] = serialize(self)
-        unnamed = ("max_restarts", "maxRestarts") if self.max_restarts is None else ()
-        return {name: value for name, value in document.items() if name not in unnamed}
-
-    @property
-    def restart_limit(self) -> int:
-        """The restarts without progress of a training that continues after one."""
-        return DEFAULT_RESTARTS if self.max_restarts is None else self.max_restarts
-
-    @property
-    def starts_once(self) -> bool:
-        """Whether a failure ends the job unless a rank has opened the job's checkpoints: a script
-        that cannot continue would start from its beginning, and overwrite its own files.
-        """
-        return self.script is not None and self.max_restarts is None
-
-    @classmethod
-    def read(cls, path: Path) -> TrainConfig:
-        """Read `train.json`, and the nodes from `nodes.json` next to it if that exists.
-
-        Raises:
-            OSError: A file cannot be read.
-            MalformedTextError: A file is not JSON.
-            NewerFormatError: A newer version wrote one.
-            pydantic.ValidationError: The document is invalid; has every problem.
-        """
-        nodes = path.with_name(NODES)
-        document = take_format("train.json", parse_object(path.read_bytes()))
-        document.pop("standby", None)  # a setting of version 0.1.0; that of nodes stays
-        if nodes.exists():
-            document["nodes"] = take_format(NODES, parse_json(nodes.read_bytes()))
-        return parse_model(cls, encode_json(document))
-
-    def to_json(self) -> str:
-        """The text of `train.json`, with all defaults, keys in the order of declaration."""
-        return self.model_dump_json(by_alias=True, indent=2)
-
-    def to_document(self) -> dict[str, Any]:
-        """The document as plain values."""
-        return self.model_dump(mode="json", by_alias=True)
-
-    def to_job(self) -> dict[str, Any]:
-        """The part stored in checkpoints: the `train` or `script` section as plain values, without
-        `script.preload`, which changes nothing that a script computes.
-        """
-        document = self.model_dump(mode="json", by_alias=True, exclude={"script": {"preload"}})
-        return {
-            name: value
-            for name, value in document.items()
-            if name in ("train", "script") and value is not None
-        }
-
-    def max_world_size(self, procs_per_node: int) -> int:
-        """The maximum number of ranks of the job, with `procs_per_node` ranks on every node."""
-        return self.nodes.max * procs_per_node

@@ -63,13 +63,9 @@ from kdist_trainer.training.forward_backward import (
     LossScale,
     PipelinePasses,
 )
+from kdist_trainer.training.gradient_guard import GradientGuard, NullGradientGuard
 from kdist_trainer.training.model import Model, build_model, cast_model, make_ema
-from kdist_trainer.training.optimizer import (
-    GradientGuard,
-    NullGradientGuard,
-    make_optimizer,
-    wrap_lr_scheduler,
-)
+from kdist_trainer.training.optimizer import make_optimizer, wrap_lr_scheduler
 from kdist_trainer.training.pretrained import NullPretrained, Pretrained
 from kdist_trainer.training.regroup import PreparedTraining
 from kdist_trainer.training.step_log import StepLog

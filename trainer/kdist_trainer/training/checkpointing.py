@@ -19,7 +19,7 @@ from kdist_trainer.checkpoint.interval import INTERVAL_EVENT, SaveClock, make_in
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, SavedIndex, describe_index
 from kdist_trainer.checkpoint.writer import CarriedSave
 from kdist_trainer.config import Every
-from kdist_trainer.config.changes import Change, compare, explain_refusal
+from kdist_trainer.config.edit_rules import Change, compare, explain_refusal
 from kdist_trainer.distributed.world import to_local
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.metrics.rank_metrics import StepStats

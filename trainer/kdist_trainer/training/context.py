@@ -32,13 +32,8 @@ from kdist_trainer.stream import Stream
 from kdist_trainer.training.checkpointing import TrainerCheckpointing
 from kdist_trainer.training.evaluation import EarlyStopping, NullEarlyStopping
 from kdist_trainer.training.forward_backward import ForwardBackward, LossScale
-from kdist_trainer.training.optimizer import (
-    Ema,
-    GradientGuard,
-    LrScheduler,
-    NullEma,
-    NullGradientGuard,
-)
+from kdist_trainer.training.gradient_guard import GradientGuard, NullGradientGuard
+from kdist_trainer.training.optimizer import Ema, LrScheduler, NullEma
 from kdist_trainer.training.pretrained import NullPretrained, Pretrained
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StepRecord, StopFlag, SyncExchange

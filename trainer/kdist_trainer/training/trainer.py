@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from kdist_trainer import log
-from kdist_trainer.config.changes import EditEffect
+from kdist_trainer.config.edit_rules import EditEffect
 from kdist_trainer.data.loader import MicroBatch
 from kdist_trainer.instrumentation.device_stats import was_counting
 from kdist_trainer.metrics.rank_metrics import StepPhase, WallCategory

@@ -13,7 +13,7 @@ from typing import Any
 from kdist.events import Entry, Event
 from kdist.job.local.agents import StatusReply
 from kdist.status import FetchProgress
-from kdist.status.job_status import StepHistory
+from kdist.status.step_history import StepHistory
 
 STALE_SECONDS = 3.0  # without a reply, after which an agent's numbers are marked as stale
 _IDLE_SECONDS = 1.0  # without a step, after which the job reports what it waits for

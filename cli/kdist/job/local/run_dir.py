@@ -34,7 +34,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from kdist.errors import Code, KdistError
 from kdist.spec import CHECKPOINTS_ENDPOINT, CHECKPOINTS_REGION, TrainingJob
-from kdist_trainer.config.changes import compare_done
+from kdist_trainer.config.edit_rules import compare_done
 from kdist_trainer.formats import NewerFormatError, check_format, stamp
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MAX_BYTES, MalformedTextError, parse_json

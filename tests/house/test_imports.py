@@ -4,6 +4,7 @@ bite.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kdist.drill.target import program_source
 from tests.house.tree import ROOT
 
 LIGHT = {
@@ -160,3 +162,13 @@ def lint_imports(root: Path) -> str:
     return subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, check=False
     ).stdout
+
+
+def test_the_program_that_a_drill_sends_to_a_pod_imports_only_the_standard_library() -> None:
+    found = set()
+    for node in ast.walk(ast.parse(program_source())):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add("." * node.level + (node.module or ""))
+    assert {name for name in found if name.split(".")[0] not in sys.stdlib_module_names} == set()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import select
 import signal
@@ -23,8 +24,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
-
-from kdist_trainer.formats.json_text import encode_json
 
 _OWNER = struct.Struct("<QQ")  # pid and generation, at the start of a rank's heartbeat file
 _ANSWERS = 1  # the file descriptor that `kdist drill` reads
@@ -49,7 +48,7 @@ def refuse(reason: str) -> NoReturn:
 def answer(**fields: object) -> None:
     """Answer with one line, written at once. The reader may have gone."""
     with contextlib.suppress(OSError):
-        os.write(_ANSWERS, encode_json(fields).encode() + b"\n")
+        os.write(_ANSWERS, json.dumps(fields, allow_nan=False).encode() + b"\n")
 
 
 def find_tree(root: int) -> list[int]:

@@ -341,7 +341,7 @@ class Controller:
     def _fail(self, key: JobKey, reason: str, *, expected: bool) -> float:
         self.metrics.errors.inc()
         self._trouble[key] = reason
-        pause = self._queue.pause(key)
+        pause = self._queue.count_failure(key)
         _log.log(
             logging.WARNING if expected else logging.ERROR,
             "%s: %s; again in %.1f s",

@@ -54,8 +54,8 @@ class WorkQueue:
                 heapq.heappush(self._heaps[self._lane(key)], (due, key))
                 self._condition.notify()
 
-    def pause(self, key: JobKey) -> float:
-        """Seconds until a job that has failed is tried again: more with each failure."""
+    def count_failure(self, key: JobKey) -> float:
+        """Count a failure of the job; returns the seconds until it is tried again."""
         with self._condition:
             count = self._failures.get(key, 0)
             self._failures[key] = count + 1
@@ -77,8 +77,9 @@ class WorkQueue:
                 try:
                     after = work(key)
                 except Exception:  # noqa: BLE001 - one job must not end the thread of all others
-                    _log.exception("%s: %s failed", key, name)
                     after = _ERROR_PAUSE
+                    words = "%s: thread pool %s: unexpected error; again in %.0f s"
+                    _log.exception(words, key, name, after)
                 finally:
                     self.done(key)
                 if after is not None:

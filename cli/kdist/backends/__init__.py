@@ -9,6 +9,7 @@ cluster: `deploy` and `job.cluster` do, and `status` has what the kinds share.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kdist.backends.base import (
@@ -79,15 +80,22 @@ def is_made_for(pod: Mapping[str, Any], name: str) -> bool:
     """Whether a controller created the pod for the job's workload, whatever its kind. Its labels
     are no proof.
     """
-    makers = set()
-    for each in _BACKENDS.values():
-        *_, maker = (each.api_version, each.kind, name), *each.pod_owners(name)
-        makers.add((*group_kind(*maker[:2]), maker[2]))
     return any(
         each.get("controller")
-        and (*group_kind(each.get("apiVersion"), each.get("kind")), each.get("name")) in makers
+        and (*group_kind(each.get("apiVersion"), each.get("kind")), each.get("name"))
+        in _list_makers(name)
         for each in (pod.get("metadata") or {}).get("ownerReferences") or []
     )
+
+
+@lru_cache(maxsize=1024)  # the controller asks for each pod, again and again
+def _list_makers(name: str) -> frozenset[tuple[str, str, str]]:
+    """(API group, kind, name) of what may have created the pods of the job, by each backend."""
+    makers = (
+        ((each.api_version, each.kind, name), *each.pod_owners(name))[-1]
+        for each in _BACKENDS.values()
+    )
+    return frozenset((*group_kind(version, kind), maker) for version, kind, maker in makers)
 
 
 def workload_kinds() -> list[tuple[str, str]]:

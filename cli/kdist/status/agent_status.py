@@ -157,17 +157,18 @@ class AgentStatus:
             "checkpoint_time": "last_checkpoint_time",
             "at_risk": "at_risk_seconds",
         }
-        return cls(
-            **{
-                **documents.read_fields(cls, document, **names),
-                "pod": pod,
-                "ranks": tuple(_ranks(pod, document, active=state in _TRAINING_STATES)),
-                "exit": ExitRecord.read(documents.at(document, "exit")),
-                "peers": _read_peers(documents.mapping(document, "peers")),
-                "refused": documents.at(document, "rendezvous_refused") is True,
-                "last_failure": _read_failure(documents.mapping(document, "last_failure")),
-            }
+        found = documents.read_fields(
+            cls,
+            document,
+            names,
+            pod=pod,
+            ranks=tuple(_ranks(pod, document, active=state in _TRAINING_STATES)),
+            exit=ExitRecord.read(documents.at(document, "exit")),
+            peers=_read_peers(documents.mapping(document, "peers")),
+            refused=documents.at(document, "rendezvous_refused") is True,
+            last_failure=_read_failure(documents.mapping(document, "last_failure")),
         )
+        return cls(**found)
 
 
 def _read_peers(document: object) -> PeerStatus | None:
@@ -185,7 +186,7 @@ def _read_failure(document: object) -> LastFailure | None:
     if not documents.text(document, "cause"):
         return None
     primary = documents.at(document, "primary") is not False
-    return LastFailure(**{**documents.read_fields(LastFailure, document), "primary": primary})
+    return LastFailure(**documents.read_fields(LastFailure, document, primary=primary))
 
 
 def _ranks(pod: str, document: object, *, active: bool) -> Iterator[RankStatus]:
@@ -196,8 +197,8 @@ def _ranks(pod: str, document: object, *, active: bool) -> Iterator[RankStatus]:
         # agents of versions without `ended` report the last phase of an exited rank for ever
         ended = documents.at(each, "ended")
         exited = ended is True or (ended is None and documents.text(each, "phase") == "exit")
-        fields = documents.read_fields(RankStatus, each, **names)
-        yield RankStatus(**{**fields, "pod": pod, "active": active and not exited})
+        trains = active and not exited
+        yield RankStatus(**documents.read_fields(RankStatus, each, names, pod=pod, active=trains))
 
 
 def read_reports(documents: Mapping[str, object], *, run_id: str) -> dict[str, AgentStatus]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 Document = Mapping[str, Any]
@@ -104,15 +105,27 @@ _READERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def read_fields(kind: type, document: object, **keys: str) -> dict[str, Any]:
-    """The values of a dataclass's plain fields, each by its type and under its own name or that in
-    `keys`. Its module's annotations must be text.
+def read_fields(
+    kind: type, document: object, keys: Mapping[str, str] = _EMPTY, /, **read: Any
+) -> dict[str, Any]:
+    """The values of a dataclass's fields: those in `read` as they are, any other by its type and
+    under its own name or that in `keys`. Its module's annotations must be text.
+
+    Raises `TypeError` for a field of a type that is not known.
     """
-    return {
-        each.name: _READERS[str(each.type)](document, keys.get(each.name, each.name))
-        for each in fields(kind)
-        if each.type in _READERS
-    }
+    for name, reader in _plan(kind, frozenset(read)):
+        read[name] = reader(document, keys.get(name, name))
+    return read
+
+
+@cache
+def _plan(kind: type, read: frozenset[str]) -> tuple[tuple[str, Callable[..., Any]], ...]:
+    """The fields of a dataclass that are not read yet, and their readers."""
+    types = {each.name: str(each.type) for each in fields(kind) if each.name not in read}
+    for name, type_ in types.items():
+        if type_ not in _READERS:
+            raise TypeError(f"{kind.__name__}.{name}: {type_} has no reader")
+    return tuple((name, _READERS[type_]) for name, type_ in types.items())
 
 
 def name(document: object) -> str:

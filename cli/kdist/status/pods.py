@@ -177,19 +177,18 @@ class ExitRecord:
             check_format("exit.json", document)
         except NewerFormatError as error:
             return cls(code, outcome=ended, message=str(error), whole=False)
-        found = documents.read_fields(cls, document)
-        return cls(
-            **{
-                **found,
-                "outcome": found["outcome"] or ended,
-                "traceback": tuple(documents.texts(document, "traceback")),
-                "collectives": tuple(documents.texts(document, "collectives")),
-                "signature": found["signature"][:_MAX_NAME],
-                "rerun": found["rerun"][:_MAX_NAME],
-                "nonfinite_loss": NonfiniteLoss.read(document),
-                "whole": whole and documents.at(document, "whole") is not False,
-            }
+        found = documents.read_fields(
+            cls,
+            document,
+            outcome=documents.text(document, "outcome") or ended,
+            traceback=tuple(documents.texts(document, "traceback")),
+            collectives=tuple(documents.texts(document, "collectives")),
+            signature=documents.text(document, "signature")[:_MAX_NAME],
+            rerun=documents.text(document, "rerun")[:_MAX_NAME],
+            nonfinite_loss=NonfiniteLoss.read(document),
+            whole=whole and documents.at(document, "whole") is not False,
         )
+        return cls(**found)
 
 
 def _from_log(text: str) -> ExitRecord | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 
+from kdist.status import documents
 from kdist.status.agent_status import AgentStatus, PeerStatus, read_training
 from kdist.status.job_status import JobStatus, Nodes, Phase
 from kdist.views.status_table import status_rows
@@ -27,6 +29,18 @@ def test_an_agent_that_cannot_tell_testifies_nothing(peers: object) -> None:
     found = AgentStatus.read("digits-0", {**report(), "peers": peers})
     assert found is not None
     assert found.peers is None
+
+
+def test_a_field_of_a_type_that_nothing_reads_is_refused_and_not_left_out() -> None:
+    @dataclass
+    class Odd:
+        pod: str
+        rate: complex
+
+    for _ in range(2):  # what is refused is not remembered
+        with pytest.raises(TypeError, match=r"Odd\.rate: complex has no reader"):
+            documents.read_fields(Odd, {"pod": "a"})
+    assert documents.read_fields(Odd, {"pod": "a"}, rate=1j) == {"pod": "a", "rate": 1j}
 
 
 @pytest.mark.parametrize(

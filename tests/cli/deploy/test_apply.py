@@ -54,6 +54,20 @@ def test_who_may_not_create_pods_is_reported_by_the_warnings_of_the_workload(
     assert (set(store.objects) == before) == (code == Code.ERROR)
 
 
+def test_a_namespace_that_cannot_be_read_leaves_it_at_the_warning(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
+    store.insecure = INSECURE
+    store.may_not = {"create pods"}
+    answer, space = api.answer, "/api/v1/namespaces/ml"
+    api.answer = lambda asked: refusal(400, "no") if asked.path == space else answer(asked)
+    sent = kdist("apply", str(file))
+    assert sent.exit_code == Code.OK, sent.stderr
+    assert "hostNetwork" in sent.stderr
+    assert space in [asked.path for asked in api.asked]
+    assert PLACES["job"] in store.objects
+
+
 def test_what_was_made_before_an_error_is_deleted_again(
     api: Api, store: Store, file: Path, kdist: Kdist
 ) -> None:

@@ -384,6 +384,7 @@ class Access:
             )
         address = server.hostname or "", server.port or (443 if is_tls else 80)
         first = (proxy.hostname or "", proxy.port or 80) if self.proxy else address
+        tls = guard_tls(self._tls(credential)) if is_tls else None
         connection = DeadlineConnection(*first, timeout=CONNECT_SECONDS)
         if self.proxy:
             user = self._proxy_user()
@@ -391,8 +392,7 @@ class Access:
             connection.set_tunnel(*address, headers=headers)
         connection.connect()
         connected: Any = connection.sock
-        if is_tls:
-            tls = guard_tls(self._tls(credential))
+        if tls is not None:
             connected = tls.wrap_socket(connected, server_hostname=self.server_name or address[0])
         connected.allow(_MOST_ANSWER_BYTES)
         return connected

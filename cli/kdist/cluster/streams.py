@@ -1,4 +1,4 @@
-"""What flows from and to pods: logs, commands in containers, and forwarded ports.
+"""Streams to and from pods: logs, commands in containers, and forwarded ports.
 
 A log that is followed continues after a lost connection without lost or repeated lines. Commands
 and ports have a websocket, which multiplexes several byte streams: each message begins with its
@@ -527,8 +527,7 @@ class PodStreams:
             return self._transport.access.websocket(f"{path}?{urlencode(query)}")
         except websocket.WebSocketBadStatusException as error:
             body = error.resp_body or b""
-            request = ApiRequest("GET", path, description)
-            raise self._transport.explain(request, error.status_code, body) from error
+            raise self._transport.explain(description, error.status_code, body) from error
         except (websocket.WebSocketException, OSError) as error:
             raise KdistError(
                 f"{description}: the API server does not answer: {error}", code=Code.UNREACHABLE

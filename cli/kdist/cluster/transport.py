@@ -385,7 +385,7 @@ class Transport:
                 ) from error
             except OSError as error:
                 self.retry_policy.connection_lost()
-                if not self._is_retryable_error(error, request, attempts):
+                if not self._pause_after_error(error, request, attempts):
                     raise self._unreachable(error, attempts) from error
                 continue
             self.retry_policy.responded()
@@ -395,8 +395,8 @@ class Transport:
             if response.status == 401 and not reauthenticated and self.access.credentials.forget():
                 reauthenticated = True
                 continue
-            if not self._is_retryable_response(request, response, body, attempts):
-                refusal = self.explain(request, response.status, body)
+            if not self._pause_after_response(request, response, body, attempts):
+                refusal = self.explain(request.description, response.status, body)
                 message = str(read_status(body).get("message") or "")
                 permanent = not request.retry or is_permanent(response.status, message)
                 if response.status in RETRYABLE and not permanent:
@@ -437,14 +437,16 @@ class Transport:
         except urllib3.exceptions.HTTPError as error:
             raise ConnectionError(reason(error)) from error
 
-    def _is_retryable_error(self, error: OSError, request: ApiRequest, attempts: Attempts) -> bool:
+    def _pause_after_error(self, error: OSError, request: ApiRequest, attempts: Attempts) -> bool:
+        """Wait before the next attempt; returns whether there is one."""
         if not request.retry or is_wrong_certificate(error):
             return False
         return attempts.pause(f"the API server does not answer ({error})")
 
-    def _is_retryable_response(
+    def _pause_after_response(
         self, request: ApiRequest, response: Any, body: bytes, attempts: Attempts
     ) -> bool:
+        """Wait before the next attempt; returns whether there is one."""
         if response.status == 403 and self._rbac_not_synced_yet(request):
             return attempts.pause("the API server does not know its roles yet")
         if not request.retry or response.status not in RETRYABLE:
@@ -474,13 +476,13 @@ class Transport:
         self._forbidden.add(request.path)
         return False
 
-    def explain(self, request: ApiRequest, status: int, body: bytes) -> ApiError:
+    def explain(self, description: str, status: int, body: bytes) -> ApiError:
         """The error for a response with an error status."""
         access = self.access
         return explain(
             status,
             body,
-            description=request.description,
+            description=description,
             namespace=access.namespace,
             context=access.context,
         )

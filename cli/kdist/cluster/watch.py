@@ -246,7 +246,7 @@ class ObjectLists:
                 if status >= 500:
                     raise ConnectionError(str(document.get("message")))
                 body = encode_json(document).encode()
-                raise self._transport.explain(request, status, body)
+                raise self._transport.explain(request.description, status, body)
             yield change, document
 
 

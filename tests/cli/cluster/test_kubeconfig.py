@@ -5,6 +5,7 @@ be honoured.
 from __future__ import annotations
 
 import base64
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable
@@ -207,6 +208,12 @@ def test_the_name_of_the_server_may_be_another_than_its_address(
     api.answer = lambda _: refusal(403, "not you")
     with pytest.raises(KdistError, match="not you"):
         found.exec("pod", ["true"])
+
+
+def test_a_certificate_that_cannot_be_used_is_found_before_the_server_is_connected() -> None:
+    access = Access("test", "ml", "https://127.0.0.1:1", authority="no certificate")
+    with pytest.raises(ssl.SSLError, match="does not contain a certificate"):
+        access.websocket("/api/v1")
 
 
 def test_an_answer_that_is_silent_ends_with_the_request_timeout(

@@ -32,10 +32,12 @@ TRAINING_JOB: Final = (JOB_API_VERSION, "TrainingJob")
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 """Label with the tool that created an object: `kdist` on those of jobs."""
 
-QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-"""Label of a workload with the LocalQueue of Kueue that it waits in."""
-QUEUE_GROUP: Final = "kueue.x-k8s.io/"
+QUEUE_GROUP: Final = "kueue.x-k8s.io"
+"""API group of Kueue."""
+QUEUE_PREFIX: Final = f"{QUEUE_GROUP}/"
 """How the API versions of Kueue's Workloads begin."""
+QUEUE_LABEL: Final = f"{QUEUE_PREFIX}queue-name"
+"""Label of a workload with the LocalQueue of Kueue that it waits in."""
 
 NODES_ANNOTATION: Final = "kdist.dev/nodes"
 """Annotation of a pod with the limits on the number of nodes, as MIN:MAX: a change lets its kubelet
@@ -180,7 +182,7 @@ def find_owner(document: Mapping[str, Any], kind: str = "") -> str | None:
 
 
 def sort(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """The manifests in the order of the apply. Raises `ValueError` if an object stands twice."""
+    """The manifests in the order of the apply. Raises `ValueError` if an object appears twice."""
     ordered = sorted(manifests, key=lambda manifest: manifest.order)
     identities = [manifest.identity for manifest in ordered]
     for identity in identities:

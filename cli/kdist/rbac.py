@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kdist import backends
 from kdist.errors import Code, KdistError
-from kdist.manifest import QUEUE_GROUP, TRAINING_JOB, Manifest
+from kdist.manifest import QUEUE_PREFIX, TRAINING_JOB, Manifest
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RBAC = "rbac.authorization.k8s.io/v1"
 RUNTIME = ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime")
-KUEUE = f"{QUEUE_GROUP}v1beta1"
+KUEUE = f"{QUEUE_PREFIX}v1beta1"
 _READ, _WRITE = "get list watch", "create patch delete"
 _CORE = '""'  # the API group of pods, as a rule of RBAC writes it
 _THREADS = 8

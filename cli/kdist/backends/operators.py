@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from kdist.manifest import QUEUE_GROUP
+
 
 class Operator(NamedTuple):
     """A project's controller.
@@ -24,7 +26,7 @@ class Operator(NamedTuple):
 
 
 _JOB_SET: Final = ("jobset.x-k8s.io", "JobSet")
-QUEUE: Final = ("kueue.x-k8s.io", "LocalQueue")
+QUEUE: Final = (QUEUE_GROUP, "LocalQueue")
 OPERATORS: Final[dict[tuple[str, str], Operator]] = {
     _JOB_SET: Operator("jobset-controller", "JobSet"),
     ("kubeflow.org", "PyTorchJob"): Operator("training-operator", "Kubeflow training-operator 1.9"),

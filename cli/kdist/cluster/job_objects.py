@@ -32,7 +32,7 @@ from kdist.cluster.transport import ApiResponse
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import (
     JOB_LABEL,
-    QUEUE_GROUP,
+    QUEUE_PREFIX,
     TRAINING_JOB,
     ForeignError,
     JobOwner,
@@ -287,7 +287,7 @@ class JobObjects:
 
     def _check_kind(self, api_version: str, kind: str) -> None:
         rendered = backends.rendered_kinds(self.owner.backend)
-        queued = kind == "Workload" and api_version.startswith(QUEUE_GROUP)
+        queued = kind == "Workload" and api_version.startswith(QUEUE_PREFIX)
         if not queued and (api_version, kind) not in (TRAINING_JOB, _POD, *rendered):
             raise self._refuse(kind, f"({api_version})")
 

@@ -25,7 +25,7 @@ from kdist.backends import Backend
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.events import Event, parse
 from kdist.job.cluster.agents import Agents
-from kdist.manifest import JOB_LABEL, QUEUE_GROUP, QUEUE_LABEL, job_selector
+from kdist.manifest import JOB_LABEL, QUEUE_LABEL, QUEUE_PREFIX, job_selector
 from kdist.status import (
     BACKEND,
     OUTCOME,
@@ -228,7 +228,7 @@ def finalize(cluster: Cluster, snapshot: Snapshot) -> bool:
 _T = TypeVar("_T")
 _THREADS = 8
 _FEW_NODES = 8  # that are fetched one by one
-_KUEUE = (f"{QUEUE_GROUP}v1beta2", f"{QUEUE_GROUP}v1beta1")
+_KUEUE = (f"{QUEUE_PREFIX}v1beta2", f"{QUEUE_PREFIX}v1beta1")
 _ABSENT = 'configmap "'
 
 

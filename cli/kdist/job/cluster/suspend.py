@@ -13,7 +13,7 @@ from kdist.job.cluster import agents, wait
 from kdist.job.cluster.applied import AppliedJob, Document
 from kdist.job.cluster.wait import PodExits
 from kdist.job.job import Change
-from kdist.manifest import QUEUE_GROUP
+from kdist.manifest import QUEUE_PREFIX
 from kdist.status import Pod
 from kdist.status.documents import integer
 from kdist.status.pods import describe_saved
@@ -52,7 +52,7 @@ def _version(target: AppliedJob) -> str | None:
         (
             version
             for version, kind in target.cluster.kinds()
-            if kind == _KIND and version.startswith(QUEUE_GROUP)
+            if kind == _KIND and version.startswith(QUEUE_PREFIX)
         ),
         default=None,
     )

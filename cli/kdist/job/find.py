@@ -144,7 +144,7 @@ def refer_all(argument: str | None, file: str | None) -> list[JobRef]:
 
 
 def find(
-    meant: JobRef | str,
+    meant: JobRef,
     place: Place = Place(),
     *,
     local: bool | None = False,
@@ -179,7 +179,6 @@ def find(
     """
     from kdist.cluster import kubeconfig
 
-    meant = JobRef(meant) if isinstance(meant, str) else meant
     run: LocalJob | None = None
     if local or not place.is_chosen:
         from kdist.job.local.job import find_job, find_remains

@@ -90,14 +90,14 @@ def test_a_run_that_is_nowhere_is_said_to_be_neither_here_nor_in_a_known_cluster
     with pytest.raises(
         NotFoundError, match=r"no (active )?run digits on this machine, and no kubeconfig"
     ) as raised:
-        find.find("digits", active=active)
+        find.find(find.JobRef("digits"), active=active)
     assert str(tmp_path / "runs") in str(raised.value.hint)
     with pytest.raises(KdistError) as asked:
-        find.find("digits", find.Place("ml"), active=active)
+        find.find(find.JobRef("digits"), find.Place("ml"), active=active)
     assert asked.value.code is Code.UNREACHABLE, "whoever names a namespace means the cluster"
     (tmp_path / "none").write_text("kind: Config\n")
     with pytest.raises(KdistError) as asked:
-        find.find("digits", active=active)
+        find.find(find.JobRef("digits"), active=active)
     assert asked.value.code is Code.UNREACHABLE, "the cluster is asked"
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.cluster.api import Api, Reply, refusal, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, _hurry, serve
+from tests.cli.cluster.objects import Store
 from tests.cli.conftest import Kdist
 from tests.cli.job.cluster.world import World
 from tests.cli.status.objects import config_map
@@ -135,6 +136,25 @@ def test_a_job_file_on_stdin_names_a_run_or_a_job_on_the_cluster(
         assert (shown.exit_code, shown.stdout) == (0, "job/digits\n"), shown.stderr
     (folder / "run.json").unlink()
     assert kdist("wait", "-f", "-", "--for=running", stdin=job).exit_code == 0
+
+
+def test_the_namespace_in_a_job_file_is_where_all_its_jobs_are_deleted(
+    kdist: Kdist, api: Api, folder: Path, tmp_path: Path, job: str
+) -> None:
+    """A run that has ended has the name of the first of them."""
+    api.answer = store = Store()
+    configured = tmp_path / "kubeconfig"
+    configured.write_text(configured.read_text().replace("namespace: ml", "namespace: other"))
+    first = job.replace("name: digits", "name: digits\n  namespace: ml", 1)
+    file = tmp_path / "jobs.yaml"
+    file.write_text(f"{first}---\n{first.replace('name: digits', 'name: letters', 1)}")
+    applied = kdist("apply", str(file), "--set", "spec.image=trainer:1")
+    assert applied.exit_code == 0, applied.stderr
+    deleted = kdist("delete", "-f", str(file), "-o", "name")
+    assert (deleted.exit_code, deleted.stdout) == (0, "job/digits\njob/letters\n"), deleted.stderr
+    assert store.objects == {}
+    assert (folder / "run.json").is_file()
+    assert not [asked.path for asked in api.asked if "/namespaces/other" in asked.path]
 
 
 def test_a_timeout_of_requests_chooses_no_cluster(kdist: Kdist, api: Api) -> None:

@@ -73,7 +73,9 @@ def find_rejection(ctx: DiagnosticContext) -> Diagnosis | None:
 
 
 def find_refused_growth(ctx: DiagnosticContext) -> Diagnosis | None:
-    """The API server rejects more pods than the job needs: the others have another problem."""
+    """The API server rejects more pods than the job needs: the pods that exist have another
+    problem.
+    """
     enough = ctx.status.nodes.min <= ctx.here < ctx.status.nodes.max
     return _diagnose_rejection(ctx) if enough else None
 
@@ -93,17 +95,16 @@ def _diagnose_rejection(ctx: DiagnosticContext) -> Diagnosis | None:
     amounts = re.search(r"requested: ([^:]+?), used: ([^:]+?), limited: (.+?)$", event.message)
     use = "asks for {}, {} in use, the limit is {}"
     service = operators.find_webhook_home(event.message)
-    place = f" -n {ctx.namespace}" if ctx.namespace else ""
     named = {
         "namespace": ctx.namespace,
-        "place": place,
         "use": f": {use.format(*amounts.groups())}" if amounts else "",
         "service": " of the service {} in namespace {}".format(*service) if service else "",
     }
     for pattern, cause, sentence, fix, command in _REJECTIONS:
         if found := re.search(pattern, event.message, re.DOTALL):
             groups = (clip(found[0], 200), *(clip(each, 300) for each in found.groups()))
-            commands = [command.format(*groups, **named)] if command else [ctx.kdist("events")]
+            line = command if isinstance(command, str) else ctx.kubectl(*command)
+            commands = [line.format(*groups, **named) or ctx.kdist("events")]
             if cause == "webhook-away" and service:
                 commands.insert(0, f"kubectl get pods -n {service[1]}")
             if cause == "no-service-account" and found[1].rpartition("/")[2] == ctx.name:
@@ -125,22 +126,23 @@ def _diagnose_rejection(ctx: DiagnosticContext) -> Diagnosis | None:
 
 
 # (pattern of the message, cause, sentence, fix, command); the first match counts. {0} is what
-# matches, {1} and {2} are its groups.
-_REJECTIONS: tuple[tuple[str, str, str, str, str], ...] = (
+# matches, {1} and {2} are its groups. A command that is a tuple has kubectl's arguments, for the
+# job's namespace.
+_REJECTIONS: tuple[tuple[str, str, str, str, str | tuple[str, ...]], ...] = (
     (
         r"exceeded quota: ([^,\s]+)",
         "quota",
         "the quota {1} of the namespace is used up{use}",
         "request less in spec.resources or spec.nodes, end other jobs in the namespace, "
         "or have the quota raised",
-        "kubectl describe resourcequota {1}{place}",
+        ("describe", "resourcequota", "{1}"),
     ),
     (
         r"failed quota: ([^:\s]+): must specify ([^;]+)",
         "quota",
         "the quota {1} requires every pod to specify its resources",
         "name it for every container: spec.resources, or spec.podTemplate for what you added ({2})",
-        "kubectl describe resourcequota {1}{place}",
+        ("describe", "resourcequota", "{1}"),
     ),
     (
         r'violates PodSecurity "([^"]+)": (.+)',
@@ -190,7 +192,7 @@ _REJECTIONS: tuple[tuple[str, str, str, str, str], ...] = (
         "limit-range",
         "a LimitRange of the namespace rejects the pods: {0}",
         "bring spec.resources within the limits",
-        "kubectl describe limitrange{place}",
+        ("describe", "limitrange"),
     ),
 )
 

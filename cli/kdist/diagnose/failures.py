@@ -150,15 +150,17 @@ def _has_trained(ctx: DiagnosticContext, pod: Pod) -> bool:
 def find_failure(ctx: DiagnosticContext) -> Diagnosis | None:
     """The cause of the exit record: the root cause over all ranks."""
     record = ctx.status.exit_record
-    is_loss = record is not None and record.cause == "node_lost"
-    return None if record is None or is_loss else _explain_record(ctx, record)
+    if record is None or record.cause == "node_lost":
+        return None
+    return _explain_record(ctx, record)
 
 
 def find_lost_peers(ctx: DiagnosticContext) -> Diagnosis | None:
     """An exit record says only that peers were lost, and nothing else was found."""
     record = ctx.status.exit_record
-    is_loss = record is not None and record.cause == "node_lost"
-    return _explain_record(ctx, record) if record is not None and is_loss else None
+    if record is None or record.cause != "node_lost":
+        return None
+    return _explain_record(ctx, record)
 
 
 def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | None:

@@ -360,7 +360,9 @@ def find_hang(ctx: DiagnosticContext) -> Diagnosis | None:
 
 
 def _is_silent(rank: RankStatus) -> bool:
-    """Whether its last heartbeat is older than some step times, or without steps than `_SILENT`."""
+    """Whether its last heartbeat is older than some step times, or, if it makes no steps, than
+    `_SILENT`.
+    """
     if rank.silence is None:
         return False
     stepping = rank.phase in ("step", "data", "sync") and rank.step_seconds

@@ -235,10 +235,18 @@ def read_generations(events: Sequence[Record], steps: Sequence[Record]) -> list[
         in_progress = failure.get("step", 0) if failure else 0
         reached = kept.get(number, max([from_step, *(span.last for span in done), in_progress]))
         reason, began = event.get("reason", "start"), event.get("time", 0.0)
-        found = Generation(number, reason, began, from_step, reached, done, failure)
-        observed = event.get("entrypoint") != "script" or bool(done)
-        before = failures.get(number - 1)
-        generations.append(replace(found, observed=observed, previous_failure=before))
+        found = Generation(
+            number,
+            reason,
+            began,
+            from_step,
+            reached,
+            done,
+            failure,
+            observed=event.get("entrypoint") != "script" or bool(done),
+            previous_failure=failures.get(number - 1),
+        )
+        generations.append(found)
     return generations
 
 

@@ -80,7 +80,7 @@ class Backend(ABC):
     keeps_alive: ClassVar[bool] = False
     scalable: ClassVar[str] = ""
     keeps_template: ClassVar[bool] = False
-    sizes: ClassVar[tuple[str, ...]] = ("suspend",)
+    sizes: ClassVar[tuple[str, ...]]
     refusals: ClassVar[tuple[str, ...]] = ("immutable", "cannot be changed", "cannot be updated")
     uid_label: ClassVar[str] = ""
     reuses_pod_names: ClassVar[bool] = False

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _APPLIED: Final = "kdist.dev/applied"
 _SIZES: Final = frozenset(size for name in backends.NAMES for size in backends.get(name).sizes)
+"""Fields of a workload outside of its pods that commands change, or controllers set."""
 
 
 def select_workload(manifests: Iterable[Manifest], backend: str) -> list[Manifest]:

@@ -1,4 +1,4 @@
-"""Evicts the pods of a job whose nodes are gone: once for what is known, as a controller does, or
+"""Replaces the pods of a job whose nodes are gone: once for what is known, as a controller does, or
 again and again until every pod is decided about, as a person wants it.
 
 A pod is marked as failed by a disruption, so that its controller creates another one, and removed
@@ -59,9 +59,10 @@ def replace_pod(
     backend: Backend,
     dry_run: bool = False,
 ) -> Replacement:
-    """Evict the pod of a decision to recover it, unless it has changed or ended since; `owner` has
-    the makers of its pods. With `dry_run` the server only checks it. Raises `ValueError` if the
-    decision is to wait, and `ApiError` if the server rejects it.
+    """Mark the pod of a decision as failed, and delete it if its name is needed or it is being
+    deleted; not if it has changed or ended since. `owner` has the makers of its pods. With
+    `dry_run` the server only checks it. Raises `ValueError` if the decision is to wait, and
+    `ApiError` if the server rejects it.
     """
     if not decision.recover:
         raise ValueError(f"{decision.pod} is not to be replaced: {decision.message}")
@@ -91,6 +92,7 @@ def replace_pod(
     if not (backend.reuses_pod_names or documents.text(marked, "metadata", "deletionTimestamp")):
         return Replacement(decision.pod, marked=True)
     uid = documents.text(marked, "metadata", "uid")
+    # at once: no kubelet is there to end it
     deleted = objects.remove("v1", "Pod", documents.name(marked), uid=uid, grace=0, dry_run=dry_run)
     return Replacement(decision.pod, marked=True, deleted=deleted)
 
@@ -182,9 +184,10 @@ def recover(
     change: bool = True,
     notify: Notify,
 ) -> Recovery:
-    """Evict the pods of a job whose nodes are gone, and with `wait` look again as long as that
-    helps a pod, for at most `timeout` seconds. `switched_off` are nodes that the user vouches for
-    being off. Without `change` nothing is sent, with `dry_run` the server only checks it.
+    """Mark the pods of a job whose nodes are gone as failed, as `replace_pod` does, and with `wait`
+    look again as long as that helps a pod, for at most `timeout` seconds. `switched_off` are nodes
+    that the user vouches for being off. Without `change` nothing is sent, with `dry_run` the server
+    only checks it.
 
     Raises `UsageError` if no pod of the job is on such a node, and `KdistError` if rights are
     missing (FORBIDDEN), or the job does not exist.

@@ -336,7 +336,7 @@ def _decide_suspended(evidence: Evidence) -> PhaseDecision | None:
 
 def _decide_start(evidence: Evidence) -> PhaseDecision | None:
     """The phase of a job that a user has just restarted, until there are new pods."""
-    if not (not evidence.asked and explains_start(evidence.started, evidence.now)):
+    if evidence.asked or not explains_start(evidence.started, evidence.now):
         return None
     if evidence.alive:
         phase = Phase.RUNNING if evidence.working else Phase.RECOVERING

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from kdist.errors import InvalidJobError
 from kdist.load import load_text
-from kdist.spec import Spec, TrainConfig, TrainingJob, reference
+from kdist.spec import TrainingJob, reference
 from tests.cli.conftest import JOB
 
 FIELDS = list(reference.root().walk())
@@ -138,19 +138,6 @@ def test_an_interval_that_is_given_is_written_as_earlier_trainers_read_it() -> N
     text = f"{JOB}    checkpoint: {{every: {{seconds: 60}}}}\n"
     train = load_text(text, source="job.yaml").to_train_config().to_document()["train"]
     assert train["checkpoint"]["every"] == {"seconds": 60, "steps": None}
-
-
-def test_fields_that_job_and_trainer_share_agree() -> None:
-    ours = Spec.model_json_schema(by_alias=True)
-    theirs = TrainConfig.model_json_schema(by_alias=True)
-    shared = set(ours["properties"]) & set(theirs["properties"])
-    assert set(theirs["properties"]) - shared == {"name", "secretVariables"}
-    for name in shared - {"nodes"}:  # the job may say a number of nodes
-        mine, yours = dict(ours["properties"][name]), dict(theirs["properties"][name])
-        if name == "procsPerNode":  # bounded in the job only
-            mine, yours = {"default": mine["default"]}, {"default": yours["default"]}
-        mine.pop("description", None), yours.pop("description", None)
-        assert mine == yours, name
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.path)

@@ -1,11 +1,21 @@
-"""Which pages of docs/reference are generated, and from what."""
+"""Which pages of docs/reference, and which other files, are generated, and from what."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.reference import chart, commands, events, exit_codes, icon, metrics, script_api, security
+from tools.reference import (
+    alerts,
+    chart,
+    commands,
+    events,
+    exit_codes,
+    icon,
+    metrics,
+    script_api,
+    security,
+)
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
@@ -15,6 +25,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics.render,
     "script-api.md": script_api.render,
     "chart.md": chart.render,
+    "../../charts/kdist/rules/alerts.yaml": alerts.render,
     "../icon.svg": icon.render,
     "../explanation/security.md": security.render,
 }

@@ -311,7 +311,7 @@ def connect(
     *,
     file: str | None = None,
     impersonation: Impersonation | None = None,
-    retry_seconds: float = 60.0,
+    retry_seconds: float | None = None,
     until: float | None = None,
     request_timeout: float = READ_SECONDS,
     notify: Callable[[str], None] = lambda _: None,
@@ -325,7 +325,8 @@ def connect(
         namespace: default for all requests; None for the kubeconfig's.
         file: the kubeconfig; None for `$KUBECONFIG` or `~/.kube/config`.
         impersonation: the user to impersonate.
-        retry_seconds: for how long each request is retried while the server is unreachable.
+        retry_seconds: for how long each request is retried while the server is unreachable; None
+            for a minute.
         until: time on the monotonic clock until which outages are retried once the server has
             responded.
         request_timeout: seconds for a request and its response; 0 for no limit.

@@ -213,6 +213,7 @@ def is_wrong_certificate(error: BaseException) -> bool:
 
 
 READ_SECONDS = 30.0
+RETRY_SECONDS = 60.0  # of one request, while the server is unreachable
 MOST_BYTES = 128 << 20
 """Of a response; a page of a list has some 10 MB on a large cluster."""
 _MOST_ERROR_BYTES = 1 << 20
@@ -304,7 +305,7 @@ class Transport:
         self,
         access: Access,
         *,
-        retry_seconds: float,
+        retry_seconds: float | None,
         notify: Callable[[str], None],
         request_timeout: float = READ_SECONDS,
         until: float | None = None,
@@ -313,7 +314,8 @@ class Transport:
 
         Args:
             access: address and identity for the API server.
-            retry_seconds: how long requests are repeated during an outage.
+            retry_seconds: how long each request is repeated during an outage; None for
+                `RETRY_SECONDS`.
             notify: receives messages about outages.
             request_timeout: seconds for a request and its response; 0 for no limit.
             until: monotonic time until which outages of a server that has responded once are
@@ -328,7 +330,8 @@ class Transport:
         # connection.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         self.access = access
-        self.retry_policy = RetryPolicy(retry_seconds, notify, until=until)
+        seconds = RETRY_SECONDS if retry_seconds is None else retry_seconds
+        self.retry_policy = RetryPolicy(seconds, notify, until=until)
         self._request_timeout = request_timeout or None
         self._lock = threading.Lock()
         self._forbidden: set[str] = set()

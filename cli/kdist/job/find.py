@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     Found = LocalJob | ClusterJob
 
-RETRY_SECONDS = 60.0  # for how long a request is retried while the API server is unreachable
 _LOOKUP_SECONDS = 3.0  # for the question whether a cluster has a job of a local run's name
 _PATIENCE_SECONDS = 3.0  # for a cluster that does not answer, if there are runs to list
 FILE_SUFFIXES = (".yaml", ".yml", ".json")
@@ -84,7 +83,7 @@ class Place:
         """
         from kdist import cluster
 
-        retry_seconds = RETRY_SECONDS if patience is None else 0.0
+        retry_seconds = None if patience is None else 0.0
         options: dict[str, Any] = {}
         if patience is not None:
             options["request_timeout"] = timeout or patience

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from kdist.cluster import transport
 from kdist.errors import Code
-from kdist.job import find
 from tests.cli.cluster.api import Api, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, _hurry, serve
 from tests.cli.conftest import Kdist
@@ -196,7 +196,7 @@ def stay(kdist: Kdist, api: Api, *words: str) -> tuple[threading.Thread, list[Re
 def test_an_outage_is_ridden_out_by_who_stays_with_a_job_and_reported_of(
     kdist: Kdist, world: World, api: Api, serve: Serve, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    monkeypatch.setattr(find, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(transport, "RETRY_SECONDS", 0.05)
     world.logs = {FIRST: lines("one"), SECOND: lines("two")}
     running, found = stay(kdist, api, *STAYING[verb])
     api.close()

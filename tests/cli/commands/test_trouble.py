@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kdist.cluster import transport
 from kdist.errors import Code
-from kdist.job import find
 from tests.cli.cluster.api import Api, Asked, Reply, refusal, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, _hurry, serve
 from tests.cli.conftest import Kdist
@@ -51,7 +51,7 @@ Point = Callable[[str], None]
 @pytest.fixture
 def point(tmp_path: Path, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> Point:
     """`point(url)` has the kubeconfig name this server; nobody is patient."""
-    monkeypatch.setattr(find, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(transport, "RETRY_SECONDS", 0.02)
 
     def write(url: str) -> None:
         write_kubeconfig(tmp_path / "kubeconfig", url)
@@ -152,7 +152,7 @@ LOOKS = ("get", "status", "logs", "events", "why")
 def test_a_server_that_stumbles_once_at_each_question_is_no_news(
     kdist: Kdist, point: Point, serve: Serve, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(find, "RETRY_SECONDS", 20.0)
+    monkeypatch.setattr(transport, "RETRY_SECONDS", 20.0)
     world, stumbled = World(), set[str]()
     world.logs = {each["metadata"]["name"]: [] for each in world.pods}
 

@@ -14,7 +14,7 @@ import pytest
 from tests.patience import soon
 from tests.trainer.agent.lab import Lab, children, command_of, descendants, is_alive, kill
 from tests.trainer.rendezvous.api_server import ApiServer
-from tests.trainer.rendezvous.relay import Relay
+from tests.trainer.rendezvous.proxy import Proxy
 
 pytestmark = pytest.mark.processes
 
@@ -197,20 +197,20 @@ def test_an_agent_that_pauses_while_ranks_compute_costs_nothing(tmp_path: Path) 
 def test_an_api_server_that_one_node_cannot_reach_costs_nothing(tmp_path: Path) -> None:
     api = ApiServer(tmp_path / "account", tls=True)
     with (
-        Relay(api.port) as relay,
+        Proxy(api.port) as proxy,
         Lab(tmp_path, rendezvous="kubernetes:ml/store", nodes={"min": 1, "max": 2}, **LONG) as lab,
     ):
         lab.start("node-0", **api.environment())
-        lab.start("node-1", **api.environment(relay.port))
+        lab.start("node-1", **api.environment(proxy.port))
         lab.stepping(1, world=2)
-        relay.cut()
+        proxy.cut()
         lab.wait(lambda: lab.events("node-1", "rendezvous-unreachable"), "that one node notices")
         began, step = time.monotonic(), lab.ranks(1)[0]["step"]
         lab.wait(
             lambda: time.monotonic() - began > 12, "many signs of life that the other node misses"
         )
         assert not lab.events("node-0", "rendezvous-unreachable")
-        relay.mend()
+        proxy.restore()
         lab.stepping(1, world=2, steps=step + 100)
         assert len(lab.ledger("generation")) == 1
         lab.tell("finish")

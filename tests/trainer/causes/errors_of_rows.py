@@ -1,4 +1,4 @@
-"""Makes the error that a row of the table of causes stands for, of the class that raises it."""
+"""Makes the error that a row of the table of causes matches, of the class that is raised for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MODULES = (
 
 
 def make(row: Row) -> BaseException:
-    """An error as torch, Python or a library raises it, that the row recognizes."""
+    """An error that the row matches, as torch, Python or a library raises it."""
     name = _type_of(row)
     kind = _find(name)
     if row.errnos:
@@ -34,7 +34,7 @@ def make(row: Row) -> BaseException:
     if name == "ModuleNotFoundError":
         return ModuleNotFoundError(row.example, name="timm")
     if name == "MaxRetryError":
-        return RuntimeErrorOf(name)(row.example)
+        return _substitute(name)(row.example)
     error = kind(row.example) if row.example else kind()
     if name == "AcceleratorError" and row.device_codes:
         error.error_code = min(row.device_codes)  # type: ignore[attr-defined]  # as torch sets it
@@ -53,8 +53,8 @@ def _type_of(row: Row) -> str:
     return "DistStoreError" if row.name.startswith("store-") else "RuntimeError"
 
 
-def RuntimeErrorOf(name: str) -> type[Exception]:  # noqa: N802 - it stands for a class
-    """A class of a library that cannot be made by a message alone."""
+def _substitute(name: str) -> type[Exception]:
+    """Stands in for a class that is not installed, or needs more than a message."""
     return type(name, (OSError,), {"__module__": "urllib3.exceptions"})
 
 
@@ -63,6 +63,4 @@ def _find(name: str) -> type[BaseException]:
     for module in _MODULES:
         if found is None and importlib.util.find_spec(module.partition(".")[0]) is not None:
             found = getattr(importlib.import_module(module), name, None)
-    if not isinstance(found, type):
-        return RuntimeErrorOf(name)
-    return found
+    return found if isinstance(found, type) else _substitute(name)

@@ -1,5 +1,5 @@
-"""A rank that raises every row of the table, and texts that no row has, in a collective, in kdist's
-frames and in a call of its own; it prints what the table makes of each.
+"""A rank that raises the error of each row of the table, and errors without a row, in a collective,
+in kdist, in a library and by a `raise` of its own; it prints how each is classified.
 
 The collective is torch's own `all_reduce`, of a process group whose backend raises the error.
 """
@@ -12,7 +12,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType
 
 import torch
 import torch.distributed as dist
@@ -26,14 +25,10 @@ from tests.trainer.causes.errors_of_rows import make
 _RAISE = "def fail(*_):\n    raise error\n"
 
 
-def _compile(file: str) -> CodeType:
-    return compile(_RAISE, file, "exec")
-
-
 def _function(error: BaseException, file: str) -> object:
     """A function that raises the error, in a frame of this file."""
     names = {"error": error}
-    exec(_compile(file), names)  # noqa: S102 - the frame is what is tried
+    exec(compile(_RAISE, file, "exec"), names)  # noqa: S102 - for the file of the frame
     return names["fail"]
 
 
@@ -64,7 +59,7 @@ def in_own_call(error: BaseException) -> None:
 
 
 def by_own_raise(error: BaseException) -> None:
-    """Raise it by a statement of the script."""
+    """Raise it by a statement in this file."""
     raise error
 
 
@@ -83,8 +78,8 @@ UNLISTED = (
 )
 
 
-def judge(name: str, place: str, error: BaseException) -> dict[str, object]:
-    """What the table makes of an error that is raised there."""
+def classify(name: str, place: str, error: BaseException) -> dict[str, object]:
+    """How an error that is raised at this place is classified."""
     try:
         PLACES[place](error)
     except BaseException as caught:  # noqa: BLE001 - KeyboardInterrupt is a row too
@@ -105,16 +100,16 @@ def judge(name: str, place: str, error: BaseException) -> dict[str, object]:
 
 
 def main() -> None:
-    """Judge all rows, then a hundred unlisted texts drawn by the seed of the command line."""
+    """Classify all rows, then a hundred unlisted texts drawn by the command line's seed."""
     dist.Backend.register_backend("raising", lambda *_: Raising(0, 1), devices=["cpu"])
     dist.init_process_group("raising", rank=0, world_size=1, store=HashStore())
-    found = [judge(row.name, place, make(row)) for row in TABLE for place in PLACES]
+    found = [classify(row.name, place, make(row)) for row in TABLE for place in PLACES]
     drawn = random.Random(sys.argv[1])
     letters = "abcdefghijklmnopqrstuvwxyz"
     for number in range(100):
         words = ["".join(drawn.choices(letters, k=drawn.randint(2, 9))) for _ in range(7)]
         error = drawn.choice(UNLISTED)(" ".join(words))
-        found.append(judge(f"unlisted-{number}", drawn.choice([*PLACES]), error))
+        found.append(classify(f"unlisted-{number}", drawn.choice([*PLACES]), error))
     print(json.dumps(found))  # noqa: T201 - the test reads it
 
 

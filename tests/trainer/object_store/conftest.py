@@ -1,4 +1,4 @@
-"""Stores for the tests: our server, whose faults are drawn, and a real one."""
+"""Stores for the tests: on our server, which fails on request, and on a real one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Open = Callable[..., ObjectStore]
 
 @pytest.fixture(autouse=True)
 def credential(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the servers, and no other setting of a cloud."""
+    """The credential of the servers, without any other setting of a cloud."""
     for name in tuple(os.environ):
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
             monkeypatch.delenv(name)
@@ -59,7 +59,7 @@ def real_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["ours", pytest.param("versitygw", marks=pytest.mark.e2e)])
 def any_store(request: pytest.FixtureRequest) -> ObjectStore:
-    """An empty store on our server, and one on a real one."""
+    """An empty store: on our server, and on a real one."""
     if request.param == "ours":
         store: ObjectStore = request.getfixturevalue("store")
         return store

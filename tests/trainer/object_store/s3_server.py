@@ -1,8 +1,8 @@
 """A server that speaks S3 over a real socket, keeps its objects in memory, and fails on request.
 
-Path-style addresses, conditions of PUT evaluated under a lock, ranges, listings in pages, uploads
-in parts, deletion of many. It checks the access key's id and no signature. `faults` draws what
-goes wrong with each request.
+It has path-style addresses, conditional PUTs, ranges, listings in pages, uploads in parts, and
+deletion of many objects. It checks the access key's id and no signature. `faults` draws what goes
+wrong with each request.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ SECRET = "a-secret-that-no-error-shows"  # noqa: S105 - of this server alone
 SMALLEST_PART = 5 << 20
 DELAY_SECONDS = 0.02
 FAULTS = (
-    "503",  # refused before it is done
+    "503",  # refused, not executed
     "429",
-    "409",  # of a conditional write that met another one
-    "500-after",  # done, and then an error
-    "close",  # the connection ends before it is done
+    "409",  # of a conditional write during another one
+    "500-after",  # an error after it was executed
+    "close",  # the connection ends before it is executed
     "close-after",  # the reply is lost
     "truncated",  # half of the reply's body
     "slow",  # the body in pieces
     "delay",
 )
-# Also known: "hang", no reply within seconds; "proxy-404", of what is in front of the store; and
+# Also: "hang", no reply within seconds; "proxy-404", of a proxy in front of the store; and
 # "repeats", a refusal with the server's `message`.
 HANG_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks for."""
+    """A client's request."""
 
     method: str
     key: str
@@ -55,7 +55,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What it gets."""
+    """The reply to a request."""
 
     status: int = 200
     body: bytes = b""
@@ -76,12 +76,12 @@ Faults = Callable[[Request], str]
 
 
 def no_faults(_request: Request) -> str:
-    """Every request is served."""
+    """No request fails."""
     return ""
 
 
 def in_turn(*faults: str, method: str = "") -> Faults:
-    """These faults one after the other, of requests with this method, then none."""
+    """These faults, one for each request with this method, then none."""
     left = list(faults)
     lock = threading.Lock()
 
@@ -93,12 +93,12 @@ def in_turn(*faults: str, method: str = "") -> Faults:
 
 
 def always(fault: str, *, method: str = "") -> Faults:
-    """The same fault of every request with this method."""
+    """The same fault for every request with this method."""
     return lambda request: fault if method in {"", request.method} else ""
 
 
 def drawn(seed: int, share: float) -> Faults:
-    """A random fault of this share of the requests."""
+    """Random faults for this share of the requests."""
     generator = random.Random(seed)
     lock = threading.Lock()
 
@@ -110,7 +110,7 @@ def drawn(seed: int, share: float) -> Faults:
 
 
 class S3Server:
-    """One bucket; `with` it serves on a free port."""
+    """One bucket; within a `with` block it is served on a free port."""
 
     def __init__(self, *, page: int = 1000) -> None:
         self.objects: dict[str, Entry] = {}
@@ -122,7 +122,7 @@ class S3Server:
         self.kept: set[str] = set()
         """Keys that may not be deleted."""
         self.after_put: Callable[[], None] | None = None
-        """Called once, when a PUT is done and before its reply."""
+        """Called once, after a PUT is executed and before its reply."""
         self._page = page
         self._lock = threading.RLock()
         self._number = 0
@@ -131,7 +131,6 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        """Where it serves."""
         return f"http://127.0.0.1:{self._http.server_port}"
 
     @contextmanager
@@ -144,11 +143,11 @@ class S3Server:
             self.faults = no_faults
 
     def count(self, method: str) -> int:
-        """Requests so far with this method."""
+        """The number of requests so far with this method."""
         return sum(one.method == method for one in self.requests)
 
     def serve(self, request: Request) -> Reply:
-        """Do what is asked."""
+        """Execute a request."""
         with self._lock:
             if request.method == "POST" and "delete" in request.query:
                 return self._delete_many(request)
@@ -303,7 +302,7 @@ class _Http(ThreadingHTTPServer):
     s3: S3Server
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that is gone is no news."""
+        """Ignore it: the client has disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -313,7 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Http
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        """Not to standard error."""
+        """Write nothing."""
 
     def _serve(self) -> None:
         url = urlsplit(self.path)

@@ -1,4 +1,4 @@
-"""versitygw, an S3 server over a folder that others use in production, started for a test."""
+"""Starts versitygw, an S3 server for production use that keeps its objects in a folder."""
 
 from __future__ import annotations
 

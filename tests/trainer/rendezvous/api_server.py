@@ -1,6 +1,4 @@
-"""A small but real HTTP server with one ConfigMap, as an API server keeps it, that fails on
-request.
-"""
+"""A small HTTP server that serves one ConfigMap as an API server does, and fails on request."""
 
 from __future__ import annotations
 
@@ -24,16 +22,15 @@ from tests.trainer.rendezvous.keys import KEY_TEXT
 TOKEN = "token-1"  # noqa: S105 - of nobody
 LOST_ANSWER, CUT = -1, -2
 """Instead of a status: the request is served but the answer is lost; the connection is cut before
-anything.
+the request is served.
 """
 
 
 class ApiServer:
-    """Serves `/api/v1/namespaces/ml/configmaps/store` on a free port, over many connections at
-    once.
+    """Serves `/api/v1/namespaces/ml/configmaps/store` on a free port, to many clients at once.
 
     `faults` are statuses, or `LOST_ANSWER` or `CUT`, one for each of the next requests; None serves
-    it. With `tls` agents as processes can find it, by `environment`.
+    it. With `tls`, agents that are processes reach it through `environment`.
     """
 
     def __init__(self, account: Path, *, tls: bool = False) -> None:
@@ -63,7 +60,7 @@ class ApiServer:
         self.start()
 
     def start(self) -> None:
-        """Come back on the same port."""
+        """Listen, after a stop on the same port."""
         self._server = _Http(("127.0.0.1", self.port), _handler(self))
         if self._context is not None:
             self._server.socket = self._context.wrap_socket(self._server.socket, server_side=True)
@@ -71,7 +68,7 @@ class ApiServer:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
-        """Go away: connections are refused from now on, those that are open are cut."""
+        """Refuse connections from now on, and cut those that are open."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -79,7 +76,7 @@ class ApiServer:
 
     @contextmanager
     def failing(self, *faults: int | None, for_ever: bool = False) -> Iterator[None]:
-        """Meet the next requests with these, for ever again and again until the block ends."""
+        """Answer the next requests with these faults: each once, or `for_ever` in a cycle."""
         self.faults = itertools.cycle(faults) if for_ever else iter(faults)
         try:
             yield
@@ -87,7 +84,7 @@ class ApiServer:
             self.faults = iter(())
 
     def environment(self, port: int | None = None) -> dict[str, str]:
-        """What a pod is told of it; `port` where the way to it is another one."""
+        """A pod's variables for this server; `port` is that of a proxy, if there is one."""
         address = {
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": str(port or self.port),
@@ -95,12 +92,12 @@ class ApiServer:
         return {**address, "KDIST_ACCOUNT": str(self.account)}
 
     def config_map(self, *, retry_seconds: float = 10.0, name: str = "store") -> ConfigMap:
-        """A client of its own."""
+        """A new client."""
         server = ApiEndpoint("127.0.0.1", self.port, scheme="http", account=self.account)
         return ConfigMap(server, "ml", name, retry_seconds=lambda: retry_seconds)
 
     def serve(self, method: str, path: str, token: str, body: bytes) -> tuple[int, dict[str, Any]]:
-        """Status and document of one request."""
+        """The status and the document that answer one request."""
         if token not in {f"Bearer {one}" for one in self.tokens}:
             return 401, _status(401)
         if path.partition("?")[0] != "/api/v1/namespaces/ml/configmaps/store":
@@ -123,18 +120,11 @@ class ApiServer:
 
 
 def _certify(account: Path) -> ssl.SSLContext:
-    """What a server needs that shows a certificate of its own, which `account` vouches for."""
+    """The TLS context of a server with a self-signed certificate, which is the CA of `account`."""
     key, certificate = account.with_name("server.key"), account / "ca.crt"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj"]
-    command += ["/CN=127.0.0.1"]
-    command += [
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-        "-keyout",
-        str(key),
-        "-out",
-        str(certificate),
-    ]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -165,7 +155,7 @@ class _Http(ThreadingHTTPServer):
 
 
 def _reset(connection: socket.socket) -> None:
-    """Cut a connection so that the other side notices at once."""
+    """Reset a connection, so that the other side notices at once."""
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""What tests of several stores share."""
+"""The API server of the tests."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ _PATIENCE = 120.0
 
 
 class ControlPlane:
-    """Runs while the `with` block lasts. `account` is the folder of a pod's account, which may get
-    and update the ConfigMap.
+    """Runs within a `with` block. `account` is the folder of a pod's account, which may get and
+    update the ConfigMap.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,17 +59,12 @@ class ControlPlane:
             capture_output=True,
         )
         address = f"http://127.0.0.1:{self._etcd_port}"
-        etcd = [
-            str(BINARIES / "etcd"),
-            "--data-dir",
-            str(self.folder / "etcd"),
-            "--unsafe-no-fsync",
-        ]
+        etcd = [str(BINARIES / "etcd"), "--data-dir", str(self.folder / "etcd")]
         etcd += ["--listen-client-urls", address, "--advertise-client-urls", address]
-        etcd += ["--listen-peer-urls", f"http://127.0.0.1:{self._peer_port}"]
+        etcd += ["--listen-peer-urls", f"http://127.0.0.1:{self._peer_port}", "--unsafe-no-fsync"]
         self._etcd = self._start("etcd", etcd)
         self.start()
-        self._furnish()
+        self._create_objects()
         shutil.copy(self.folder / "certificates" / "apiserver.crt", self.account / "ca.crt")
         return self
 
@@ -84,24 +79,16 @@ class ControlPlane:
         api = [
             str(BINARIES / "kube-apiserver"),
             f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
-        ]
-        api += [
             "--bind-address=127.0.0.1",
             f"--secure-port={self.port}",
             "--advertise-address=127.0.0.1",
-        ]
-        api += [
             f"--cert-dir={self.folder / 'certificates'}",
             f"--token-auth-file={self.folder / 'tokens.csv'}",
-        ]
-        api += [
             "--authorization-mode=RBAC",
             "--service-cluster-ip-range=10.0.0.0/24",
             "--service-account-issuer=https://test",
-        ]
-        api += [
-            f"--service-account-{name}-file={self.folder / 'sa.key'}"
-            for name in ("key", "signing-key")
+            f"--service-account-key-file={self.folder / 'sa.key'}",
+            f"--service-account-signing-key-file={self.folder / 'sa.key'}",
         ]
         self._api = self._start("api", api)
         deadline = time.monotonic() + _PATIENCE
@@ -118,15 +105,15 @@ class ControlPlane:
             self._api = None
 
     def server(self) -> ApiEndpoint:
-        """What a pod knows of the API server."""
+        """The API server as a pod knows it."""
         return ApiEndpoint("127.0.0.1", self.port, account=self.account)
 
     def config_map(self, *, retry_seconds: float = 60.0) -> ConfigMap:
-        """A client of its own, with a pod's rights."""
+        """A new client with the permissions of a pod."""
         return ConfigMap(self.server(), NAMESPACE, NAME, retry_seconds=lambda: retry_seconds)
 
     def environment(self) -> dict[str, str]:
-        """What the kubelet would tell a pod, and where its account is."""
+        """A pod's variables for this server and its account."""
         return {
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": str(self.port),
@@ -142,9 +129,7 @@ class ControlPlane:
         token: str = _ADMIN,
         media_type: str = "application/json",
     ) -> dict[str, Any]:
-        """One request, as an administrator if nothing else is said. Raises
-        `urllib.error.HTTPError`.
-        """
+        """One request, by default as an administrator. Raises `urllib.error.HTTPError`."""
         context = ssl.create_default_context(
             cafile=str(self.folder / "certificates" / "apiserver.crt")
         )
@@ -153,7 +138,7 @@ class ControlPlane:
         request = urllib.request.Request(
             f"https://127.0.0.1:{self.port}{path}", data, headers, method=method
         )
-        with urllib.request.urlopen(request, timeout=10, context=context) as response:  # noqa: S310 - https to ourselves
+        with urllib.request.urlopen(request, timeout=10, context=context) as response:  # noqa: S310 - our own server
             text = response.read()
         document: dict[str, Any] = (
             json.loads(text) if text.startswith(b"{") else {"text": text.decode()}
@@ -166,7 +151,7 @@ class ControlPlane:
         except (OSError, urllib.error.URLError):
             return False
 
-    def _furnish(self) -> None:
+    def _create_objects(self) -> None:
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": NAME}
         pod = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "pod"}
         rule = {

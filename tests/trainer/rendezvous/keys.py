@@ -1,4 +1,4 @@
-"""The key of the exchanges of tests."""
+"""The exchange key of the tests."""
 
 from kdist_trainer.rendezvous.exchange import ExchangeKey
 

@@ -1,4 +1,4 @@
-"""Agents as processes of their own that form one generation after another, without ranks. One of
+"""Agents in processes of their own that form one generation after another, without ranks. One of
 them kills itself at a given point.
 """
 
@@ -28,16 +28,17 @@ from kdist_trainer.rendezvous.stores import KubernetesStore
 from kdist_trainer.rendezvous.torch_internals import Node
 
 POINTS = ("listening", "committed", "exchanging", "numbered", "working")
-"""Where the agent is killed: it listens and has not named itself yet; it is named and nobody has
-reached it; others wait for it; its generation has a number that the others do not know; all know.
+"""When the host is killed: it listens and has not named itself yet; it is named and nobody has
+reached it; others wait for its key; its generation has a number that the others do not know; all
+know the number.
 """
 GATHERING_POINTS = ("asked", "gathered")
-"""Where the gatherer of a round is killed: others have asked it and are not joined; the round is
-complete and nobody has heard so.
+"""When the gatherer of a round is killed: others have asked it and are not added; the round is
+complete and nobody knows it yet.
 """
 MEMBER_POINTS = ("informed", "connected", "leaving")
-"""Where a member that is not the host is killed: it has read that the round is complete, and has
-no connection yet; the others wait for its keys; it has left the round meanwhile.
+"""When a member that is not the host is killed: it has read that the round is complete, and has no
+connection yet; the others wait for its keys; it has just left the round.
 """
 _SECONDS = 20.0
 _PAUSE = 0.1
@@ -45,7 +46,7 @@ _PAUSE = 0.1
 
 @dataclass(frozen=True)
 class Job:
-    """What all members know."""
+    """What all members have in common."""
 
     server: ApiEndpoint
     namespace: str
@@ -62,8 +63,8 @@ class Job:
     def kill_at(
         self, point: str, *, suitable: bool = True, first: Callable[[], object] = lambda: None
     ) -> None:
-        """Kill this process at the point of the job, if it is the first one there, after a call of
-        `first`.
+        """Kill this process, after a call of `first`, if the job's point is this one and no process
+        was killed before.
         """
         if point == self.point and suitable:
             try:
@@ -75,7 +76,7 @@ class Job:
 
 
 def be_member(job: Job, index: int) -> None:
-    """Form generations until there is a file `end`, and write down each."""
+    """Form generations until there is a file `end`, and record each."""
     if job.gathers:
         vars(state)["_MOST_SINGLE"] = 1
     if job.keep_alive is not None:
@@ -125,7 +126,7 @@ def _form_generation(job: Job, handler: Rendezvous, agents: AgentStore, index: i
 def _agree(
     job: Job, handler: Rendezvous, agents: AgentStore, info: Any, index: int
 ) -> tuple[int, list[str]]:
-    """The number and the nodes of the generation, which rank 0 decides as an agent does."""
+    """The number and the nodes of the generation, decided by rank 0 as in an agent."""
     store: Store = info.store
     job.kill_at("connected", suitable=not _is_host(handler))
     job.kill_at("leaving", suitable=not _is_host(handler), first=handler.leave)
@@ -142,7 +143,7 @@ def _agree(
 
 
 def _watch_host(job: Job, handler: Rendezvous) -> None:
-    """Reach the points that lie within the rendezvous."""
+    """Have the process killed at the points within the rendezvous."""
     offer, exchange_store = handler._server.offer, handler.exchange_store
 
     def offer_and_die(number: int, rank: int) -> ExchangeHost | None:
@@ -162,7 +163,7 @@ def _watch_host(job: Job, handler: Rendezvous) -> None:
 
 
 def _watch_gathering(job: Job, gathering: Gathering | None) -> None:
-    """Reach the points of the gatherer."""
+    """Have the process killed at the points of the gatherer."""
     if gathering is None:
         return
     newcomers, follow = gathering.newcomers, gathering.follow

@@ -1,9 +1,9 @@
-"""The table of causes: which failure is recognized by what, whose fault it is, whether a restart
-may help, and what to do next. Each row names the line that its text is from.
+"""The table of causes: how each failure is recognized, whose fault it is, whether a restart may
+help, and what to do next. Each row names the source of the text that it matches.
 
-`collectives`, `gpu` and `host` hold the rows, `row` says what a row is and has the words where none
-says more, and `search` finds where an error was raised and looks it up. `kdist_trainer.errors`
-classifies with it; records carry a row by its name.
+`collectives`, `gpu` and `host` hold the rows, `row` defines a row and has the general advice for
+failures without one, and `search` finds where an error was raised and looks it up.
+`kdist_trainer.errors` classifies with it; records refer to a row by its name.
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ from kdist_trainer.causes.row import Row
 __all__ = ["BY_NAME", "TABLE", "Row"]
 
 TABLE: tuple[Row, ...] = (*COLLECTIVES, *NUMBERED, *WORDED, *SYSTEM, *SOCKETS, *CODE)
-"""In order: the first row that recognizes an error is its row."""
+"""In order: the first row that matches an error applies."""
 BY_NAME = {row.name: row for row in TABLE}

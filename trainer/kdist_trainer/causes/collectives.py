@@ -1,14 +1,14 @@
-"""Signatures of what fails between ranks: gloo, NCCL, torch's store and the sockets below them."""
+"""Signatures of failures between ranks: of gloo, NCCL, torch's store and their sockets."""
 
 from __future__ import annotations
 
 import errno
 
-from kdist_trainer.causes.row import ANYWHERE, TORCH_CPU, TORCH_CUDA, Row, user
+from kdist_trainer.causes.row import ANY_TEXT, TORCH_CPU, TORCH_CUDA, Row, user
 from kdist_trainer.config.exit_codes import Cause
 
 _C10D = r"gloo|Gloo|NCCL|nccl|c10d|TCPStore|ProcessGroup|process group|monitoredBarrier|^Dist\w+:"
-"""torch's own messages about a collective hold one of these; a user's hardly does."""
+"""torch's messages about a collective contain one of these, a user's message hardly ever."""
 _FIRST = "find the rank that ended or was lost first: this one only lost its connection to it"
 _BEHIND = (
     "find the rank that is behind (`kdist why`); spec.collectiveTimeoutSeconds is how long its "
@@ -23,8 +23,8 @@ _SETUP = "fix the call of torch.distributed at {place}"
 
 
 def _near(text: str) -> str:
-    """A pattern that counts only in a message about a collective."""
-    return rf"(?s)\A(?=.*({_C10D})).*({text})"  # anchored: else tried from every character
+    """A pattern that matches only in a message about a collective."""
+    return rf"(?s)\A(?=.*({_C10D})).*({text})"  # anchored, or it is tried at every character
 
 
 def _lost(name: str, text: str, source: str, example: str, advice: str = _FIRST) -> Row:
@@ -237,16 +237,16 @@ COLLECTIVES = (
         "ddp-reduction",
         r"Expected to have finished reduction in the prior iteration|find_unused_parameters",
         "let every parameter take part in the loss, or wrap with find_unused_parameters=True",
-        "torch/lib/libtorch_cpu.so Expected to have finished reduction in the prior iteration",
+        f"{TORCH_CPU} Expected to have finished reduction in the prior iteration",
         example="Expected to have finished reduction in the prior iteration before starting a new",
     ),
 )
-"""In order: the first that recognizes an error is its row."""
+"""In order: the first row that matches an error applies."""
 
 SOCKETS = (
     Row(
         "peer-socket",
-        ANYWHERE,
+        ANY_TEXT,
         Cause.NODE_LOST,
         _FIRST,
         "Python ConnectionError",
@@ -257,7 +257,7 @@ SOCKETS = (
     ),
     Row(
         "network-socket",
-        ANYWHERE,
+        ANY_TEXT,
         Cause.NODE_LOST,
         _ROUTE,
         "errno.h EHOSTUNREACH No route to host",
@@ -268,4 +268,4 @@ SOCKETS = (
         primary=False,
     ),
 )
-"""After the hubs, whose errors are of these types too."""
+"""Tried after the rows of hubs, whose errors are of these types too."""

@@ -1,10 +1,10 @@
-"""Signatures of GPUs: the CUDA runtime's error numbers with their texts, and in words what torch,
-cuBLAS, cuDNN, cuFFT, NVML and the driver say.
+"""Signatures of GPU failures: the CUDA runtime's error numbers with their texts, and the messages
+of torch, cuBLAS, cuDNN, cuFFT, NVML and the driver.
 """
 
 from __future__ import annotations
 
-from kdist_trainer.causes.row import TORCH_CUDA, Row, device_codes, user
+from kdist_trainer.causes.row import TORCH_CUDA, Row, user
 from kdist_trainer.config.exit_codes import Cause, Fault, Rerun
 
 _HEADER = "nvidia/cu13/include/driver_types.h"
@@ -27,7 +27,7 @@ def _of(number: int, text: str, enumerator: str, line: int, **fields: object) ->
     return {
         "text": rf"CUDA error: {text}",
         "example": f"CUDA error: {text}",
-        "device_codes": device_codes(number),
+        "device_codes": frozenset({number}),
         "source": f"{_HEADER}:{line} {enumerator}",
         **fields,
     }
@@ -44,7 +44,7 @@ def _device(
 
 
 def _late(name: str, number: int, text: str, enumerator: str, line: int) -> Row:
-    """A fault of the GPU or of a kernel, perhaps the user's: it ends when it comes back alike."""
+    """A fault of the GPU, or of a kernel, perhaps the user's: a second equal one ends the run."""
     overrides = {"alike": 2, "rerun": Rerun.BLOCKING, "fault": Fault.DEVICE}
     return _row(name, Cause.DEVICE, _BLOCKING, _of(number, text, enumerator, line, **overrides))
 
@@ -74,7 +74,7 @@ NUMBERED = (
         _LOWER,
         f"{_TORCH} CUDA out of memory. Tried to allocate",
         example="CUDA out of memory. Tried to allocate 20.00 MiB",
-        device_codes=device_codes(2),
+        device_codes=frozenset({2}),
         rerun=Rerun.FIXED,
     ),
     _node("cuda-initialization", 3, "initialization error", "cudaErrorInitializationError", 217),
@@ -309,12 +309,6 @@ NUMBERED = (
 )
 
 
-_LATE = (
-    "run it again with CUDA_LAUNCH_BLOCKING=1: kernels report late, so the line of the traceback "
-    "is not to be trusted"
-)
-
-
 def _node_message(name: str, text: str, source: str, example: str) -> Row:
     return Row(name, text, Cause.NODE, _DRIVER, source, example)
 
@@ -405,7 +399,7 @@ WORDED = (
         "cublas-execution",
         r"CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)",
         Cause.DEVICE,
-        _LATE,
+        _BLOCKING,
         f"{TORCH_CUDA} CUBLAS_STATUS_EXECUTION_FAILED",
         "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle)`",
         alike=2,
@@ -415,7 +409,7 @@ WORDED = (
         "cudnn-execution",
         r"CUDNN_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)",
         Cause.DEVICE,
-        _LATE,
+        _BLOCKING,
         f"{TORCH_CUDA} cuDNN error: ",
         "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
         alike=2,
@@ -425,7 +419,7 @@ WORDED = (
         "cufft-execution",
         r"cuFFT error: CUFFT_(EXEC_FAILED|INTERNAL_ERROR|SETUP_FAILED)",
         Cause.DEVICE,
-        _LATE,
+        _BLOCKING,
         "ATen/cuda/CUFFTUtils.h cuFFT error: ",
         "cuFFT error: CUFFT_EXEC_FAILED",
         alike=2,
@@ -443,11 +437,11 @@ WORDED = (
         "cuda-unlisted",
         r"CUDA error:|^AcceleratorError",
         Cause.UNKNOWN,
-        _LATE,
+        _BLOCKING,
         f"{_TORCH} CUDA kernel errors might be asynchronously reported",
         "CUDA error: a number that this table does not have",
         alike=2,
         rerun=Rerun.BLOCKING,
     ),
 )
-"""In order: the last one takes what no other row recognizes."""
+"""In order: the last row matches every CUDA error that no other row matches."""

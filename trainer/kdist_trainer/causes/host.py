@@ -1,14 +1,12 @@
-"""Signatures of what fails on the host: the user's code, and the machine.
-
-The rows are of Python's and torch's errors and of processes that the code starts; and of the
-kernel's error numbers, memory, files, data loaders, and hubs from which files are fetched.
+"""Signatures of failures on the host: `CODE` for the user's code and the processes that it starts,
+`SYSTEM` for memory, disks, data loaders, and the hubs that files are fetched from.
 """
 
 from __future__ import annotations
 
 import errno
 
-from kdist_trainer.causes.row import ANYWHERE, TORCH_CPU, TORCH_PYTHON, Row, user
+from kdist_trainer.causes.row import ANY_TEXT, TORCH_CPU, TORCH_PYTHON, Row, user
 from kdist_trainer.config.exit_codes import Cause, Fault, Rerun
 
 _SHAPES = "fix the shapes at {place}"
@@ -18,7 +16,7 @@ REPLICAS_DIFFER = "replicas-differ"
 CODE = (
     Row(
         "retry",
-        ANYWHERE,
+        ANY_TEXT,
         Cause.RETRY,
         "nothing: the script asked to be tried again",
         "kdist_trainer/errors.py class Retry",
@@ -28,7 +26,7 @@ CODE = (
     ),
     Row(
         REPLICAS_DIFFER,
-        ANYWHERE,
+        ANY_TEXT,
         Cause.RETRY,
         "keep what a step changes in a state (the optimizer's in self.state or param_groups, the "
         "model's in a buffer or get_extra_state()), or set train.recovery: restart",
@@ -39,7 +37,7 @@ CODE = (
     ),
     Row(
         "interrupted",
-        ANYWHERE,
+        ANY_TEXT,
         Cause.SIGNAL,
         "find who sent SIGINT: the process that starts ranks has died, or somebody pressed Ctrl-C",
         "Python KeyboardInterrupt",
@@ -66,7 +64,7 @@ CODE = (
     ),
     user(
         "missing-package",
-        ANYWHERE,
+        ANY_TEXT,
         "install it for the Python that runs the script, {python}{environment}: {install}",
         "Python ModuleNotFoundError",
         example="No module named 'timm'",
@@ -183,7 +181,7 @@ CODE = (
         types=("RuntimeError", "UnpicklingError"),
     ),
 )
-"""In order: the first that recognizes an error is its row."""
+"""In order: the first row that matches an error applies."""
 
 
 _LOADER = "torch/utils/data/dataloader.py"
@@ -213,7 +211,7 @@ HUBS = (
     "s3fs",
     "gcsfs",
 )
-"""Parts of the paths of packages that fetch from hubs."""
+"""Parts of the paths of packages that fetch files from hubs."""
 HUB_HOSTS = (
     r"huggingface\.co|hf\.co|pytorch\.org|amazonaws\.com|googleapis\.com|github(usercontent)?"
 )
@@ -227,9 +225,9 @@ def _loader(name: str, text: str, source: str, example: str, **overrides: object
 def _kernel(
     name: str, numbers: set[int], cause: Cause, advice: str, source: str, **overrides: object
 ) -> Row:
-    example = source.partition(" ")[2].partition(" ")[2]
+    example = source.partition(" ")[2].partition(" ")[2]  # a source is "errno.h ENAME TEXT"
     fields: dict[str, object] = {"types": ("OSError",), "errnos": frozenset(numbers), **overrides}
-    return Row(name, ANYWHERE, cause, advice, source, example, **fields)  # type: ignore[arg-type]  # the fields of a row
+    return Row(name, ANY_TEXT, cause, advice, source, example, **fields)  # type: ignore[arg-type]  # the fields of a row
 
 
 def _hub(name: str, text: str, source: str, example: str, *types: str) -> Row:
@@ -311,7 +309,7 @@ SYSTEM = (
     ),
     Row(
         "host-memory",
-        ANYWHERE,
+        ANY_TEXT,
         Cause.OOM_HOST,
         _MEMORY,
         "Python MemoryError",
@@ -470,7 +468,7 @@ SYSTEM = (
     ),
     user(
         "file-missing",
-        ANYWHERE,
+        ANY_TEXT,
         _OWN_FILE,
         "errno.h ENOENT No such file or directory",
         example="No such file or directory",
@@ -479,7 +477,7 @@ SYSTEM = (
     ),
     user(
         "file-denied",
-        ANYWHERE,
+        ANY_TEXT,
         _OWN_FILE,
         "errno.h EACCES Permission denied",
         example="Permission denied",
@@ -487,4 +485,4 @@ SYSTEM = (
         only_users=True,
     ),
 )
-"""In order: the first that recognizes an error is its row."""
+"""In order: the first row that matches an error applies."""

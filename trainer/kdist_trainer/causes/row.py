@@ -1,9 +1,9 @@
-"""One row of the table of causes, its advice filled in, and what is said where no row says more.
+"""One row of the table of causes, the values for its advice, and the advice where no row applies.
 
 A row says how a failure is recognized, what it is, and what to do next. `fill_advice` adds paths
-with what is free there, the peak of memory, and missing packages. `GENERAL` has a sentence and an
-advice for each kind of failure; the command line reads it too, since a record may be of an agent
-that had no row for its failure.
+with their free space, the peak of memory, and missing packages. `GENERAL` has a sentence and advice
+for each kind of failure; the command line reads it too, since a record may come from an agent that
+had no row for its failure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -24,39 +23,37 @@ TORCH_CUDA = "torch/lib/libtorch_cuda.so"
 TORCH_PYTHON = "torch/lib/libtorch_python.so"
 """Where torch's own messages are, for `Row.source`."""
 MAX_REPEATS: Final = 3
-"""How often the same failure may end a group in a row before it counts as permanent, where nothing
-says more.
-"""
-ANYWHERE = "^"
-"""The pattern of a row that its error numbers or its types alone recognize."""
+"""How many equal failures in a row are permanent, unless the row has another number."""
+ANY_TEXT = "^"
+"""The pattern of a row that matches by error numbers or types alone."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A signature and the failure that it stands for.
+    """The signature of a failure, and how the failure is classified.
 
     Attributes:
-        name: Its name in records and on pages.
-        text: A pattern of `TYPE: MESSAGE`.
+        name: Its name in records and in the documentation.
+        text: A pattern that is searched in `TYPE: MESSAGE`.
         cause: The kind of failure.
         advice: What to do next, one sentence. `{place}`, `{path}`, `{free}`, `{peak}`, `{package}`,
             `{python}`, `{environment}` and `{install}` are filled in.
-        source: The line that the text is from: `FILE[:LINE] WORDS`, where FILE holds WORDS.
-        example: A message that it recognizes, as the source writes it.
-        types: Names of the types that it needs, of which one is among the error's bases; by default
-            those of torch's and the system's errors.
-        device_codes: Values of `torch.AcceleratorError.error_code`, which decide where there is
-            one.
-        errnos: Values of `OSError.errno`, which it needs if there are any.
-        through: Files of which one is among the frames, unless the text names one of their hosts.
+        source: Where the text comes from: `FILE[:LINE] WORDS`, where FILE contains WORDS.
+        example: A message that it matches, as the source writes it.
+        types: Names of types: the error's type or a base of it must have one of them. By default
+            torch's and the system's errors.
+        device_codes: Values of `torch.AcceleratorError.error_code`; they alone decide about an
+            error that has a code.
+        errnos: Values of `OSError.errno`: if there are any, the error must have one of them.
+        through: Parts of paths: one must occur in the traceback, unless the text names a hub.
         users: Whether it is the user's error if the user's own call raised it.
-        only_users: Whether it needs a call of the user's own.
+        only_users: Whether it applies only if the user's own call raised the error.
         final: Whether a restart cannot help.
-        primary: Whether it happened by itself.
+        primary: Whether it is not the consequence of another rank's failure.
         alike: How many equal failures without progress end the run; 0 if they never do.
         fault: Whose fault it is; by default that of its cause.
         rerun: How a run may be started again.
-        method: The method of a workload that is at fault.
+        method: The workload's method that is at fault.
     """
 
     name: str
@@ -86,25 +83,15 @@ class Row:
 
     @property
     def code(self) -> Exit:
-        """The exit code of an agent whose root cause it is."""
+        """The exit code of an agent with this root cause."""
         code = CODES.get(self.cause, Exit.PEERS_LOST)
         return Exit.USER if self.final and code.retryable else code
 
 
 def user(name: str, text: str, advice: str, source: str, **overrides: object) -> Row:
-    """A row of an error in the user's code, which a restart repeats."""
+    """A row for an error in the user's code, which would fail again after a restart."""
     fields: dict[str, object] = {"cause": Cause.USER_CODE, "final": True, "rerun": Rerun.FIXED}
     return Row(name=name, text=text, advice=advice, source=source, **{**fields, **overrides})  # type: ignore[arg-type]  # the fields of a row
-
-
-def device_codes(*numbers: int) -> frozenset[int]:
-    """Error numbers of a device's driver."""
-    return frozenset(numbers)
-
-
-def names_of(error: type[BaseException]) -> Iterable[str]:
-    """The names of a type and its bases."""
-    return [base.__name__ for base in error.__mro__]
 
 
 class Words(NamedTuple):
@@ -216,16 +203,16 @@ GENERAL: Final[dict[Cause, Words]] = {
         "see its log",
     ),
 }
-"""Of `oom_host` a rule of the command line's says it, which sees the limits of the pods."""
+"""Without `oom_host`, for which the command line has a rule that knows the pods' limits."""
 ENDED_BY_ITSELF: Final = "{message}"
-"""The sentence of a rank that has ended with an exit code of its own, and raised nothing."""
+"""The sentence for a rank that exited with a code of its own, without an exception."""
 PARTED: Final = Words(
     "the ranks no longer held the same model: {message}",
     "keep what a step changes in a state, or set train.recovery: restart",
 )
-"""Of ranks that start again since their weights differ."""
+"""For ranks that start again because their weights differ."""
 SLOW_START: Final = "slow-start"
-"""The name of a run that has ended since it was lost again and again as it started."""
+"""The signature of a run that ended because its nodes were lost whenever it started."""
 SLOW: Final = Words(
     "{message}",
     "use nodes that live longer, or make the start shorter: pull the image onto the nodes "
@@ -237,7 +224,7 @@ UNLOADABLE: Final = Words(
     "the state of this training could not be given back: {message}",
     "change what the message names: a checkpoint must be able to give back all that it saves",
 )
-"""Sentence and fix of a state that is refused when it is saved."""
+"""For a state that is refused when it is saved, since it could not be loaded."""
 
 
 _SHM = "/dev/shm"  # noqa: S108 - the folder is read only
@@ -249,7 +236,7 @@ _PACKAGES = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-"""Packages whose name is not that of their module."""
+"""Packages whose name differs from that of their module."""
 
 
 def fill_advice(advice: str, error: BaseException, place: str | None) -> str:
@@ -271,7 +258,7 @@ def fill_advice(advice: str, error: BaseException, place: str | None) -> str:
 
 
 def shorten(place: str | None) -> str:
-    """`File "x.py", line 3, in f` as `x.py:3`, as editors and terminals read it."""
+    """`File "x.py", line 3, in f` as `x.py:3`, which editors and terminals open."""
     if place is None:
         return ""
     file, _, rest = place.removeprefix('File "').partition('", line ')
@@ -279,7 +266,7 @@ def shorten(place: str | None) -> str:
 
 
 def _free(path: str) -> str:
-    """How much is free where a file is, or would be."""
+    """The free space of the file system that a file is on, or would be."""
     folder = Path(path)
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -292,14 +279,14 @@ def _free(path: str) -> str:
 
 
 def _peak() -> str:
-    """The most memory that this rank has had on its GPU, if it has one."""
+    """The peak memory of this rank's GPU; empty without one."""
     torch = sys.modules.get("torch")
     try:
         if torch is None or not torch.cuda.is_initialized():
             return ""
         used, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
         whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    except Exception:  # noqa: BLE001 - a GPU that has failed answers nothing
+    except Exception:  # noqa: BLE001 - a failed GPU may raise anything
         return ""
     return (
         f"at its peak this rank had {used / 2**30:.2f} GiB in tensors and {reserved / 2**30:.2f} "
@@ -308,7 +295,7 @@ def _peak() -> str:
 
 
 def _installation(module: str) -> dict[str, str]:
-    """The Python that runs, the environment that is active, and the command that installs."""
+    """The running Python, the active environment, and the command that installs the package."""
     module = module.partition(".")[0]
     package = _PACKAGES.get(module, module)
     active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX") or ""
@@ -332,7 +319,7 @@ def _installation(module: str) -> dict[str, str]:
 
 
 def _is_of_uv() -> bool:
-    """Whether uv has made the environment, in which there is no pip then."""
+    """Whether uv made the environment, which then has no pip."""
     try:
         return "\nuv = " in f"\n{(Path(sys.prefix) / 'pyvenv.cfg').read_text()}"
     except OSError:

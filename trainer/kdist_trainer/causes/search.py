@@ -1,8 +1,8 @@
-"""Looks an error up in the table: where it was raised decides first, then what it says.
+"""Classifies an error: by the first row of the table that matches it, else by where it was raised.
 
-`Origin` says where: in a collective, in kdist, in a library, or in the user's own code. An error
-that another process had raised, of a data loader or of torch's `spawn`, is reported as a text: its
-type, message and frames are read from there.
+`Origin` says where: in a collective, in kdist, in a library, or in the user's own code. An error of
+another process, such as a data loader's or one of torch's `spawn`, arrives as text: its type,
+message and frames are parsed from that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOADERS = re.compile(r"kdist_trainer/(checkpoint|training|parallel)/(?!pretrain
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last):"
 _END = 4_000
-"""Characters of a message's beginning, and of its end, that are looked at."""
+"""How many characters are searched at a text's beginning, and at its end."""
 _RAISES = {"RAISE_VARARGS", "RERAISE"}
 MACHINE_TYPES = frozenset(
     {
@@ -77,13 +77,13 @@ class Frame:
     line: int
     name: str
     raises: bool = False
-    """Whether a `raise` statement is what ran there."""
+    """Whether it is at a `raise` statement."""
     step: int | None = None
-    """The step that kdist's code worked on."""
+    """The value of `step` in a frame of kdist's; None if it has none."""
 
     @property
     def place(self) -> str:
-        """The frame in a traceback's form."""
+        """The frame as a traceback writes it."""
         return f'File "{self.file}", line {self.line}, in {self.name}'
 
 
@@ -103,10 +103,10 @@ def frames_of(trace: TracebackType | None) -> list[Frame]:
     while trace is not None:
         code = trace.tb_frame.f_code
         file = code.co_filename
-        # A frame that is asked keeps a copy of its variables, this error among them, until it ends
-        # or is asked again (Python 3.11): that of `ManagedRank.run` would keep a training.
-        is_asked = file.startswith(_PACKAGE) and "step" in code.co_varnames
-        step = trace.tb_frame.f_locals.get("step") if is_asked else None
+        # In Python 3.11 reading f_locals leaves a copy of the variables, this error among them, in
+        # the frame until it ends; that of `ManagedRank.run` would keep a whole training alive.
+        has_step = file.startswith(_PACKAGE) and "step" in code.co_varnames
+        step = trace.tb_frame.f_locals.get("step") if has_step else None
         frames.append(
             Frame(
                 file,
@@ -128,15 +128,15 @@ def _frames_in(text: str) -> list[Frame]:
 
 @dataclass(frozen=True)
 class Origin:
-    """An error, by what it is and by where it was raised.
+    """An error: its type and message, and where it was raised.
 
     Attributes:
-        names: The names of its type and of the bases.
+        names: The names of its type and of the type's bases.
         module: The module of its type.
-        message: What it says.
-        frames: Where it was raised, the outermost first.
-        number: Its error number of the system.
-        device_code: Its error number of the device's driver.
+        message: Its message.
+        frames: The frames of its traceback, the outermost first.
+        number: The system's error number.
+        device_code: The error number of the device's driver.
     """
 
     names: tuple[str, ...]
@@ -148,7 +148,7 @@ class Origin:
 
     @classmethod
     def of(cls, error: BaseException) -> Origin:
-        """The origin of an error; of the one that it reports, if it is another process's."""
+        """The origin of an error; if it reports one of another process, the origin of that."""
         names = tuple(base.__name__ for base in type(error).__mro__)
         message = str(error)
         if names[0] == "ProcessRaisedException" or message.startswith("Caught "):
@@ -192,8 +192,8 @@ class Origin:
 
     @property
     def text(self) -> str:
-        """`TYPE: MESSAGE`, which the patterns search: of a long one both ends, since the time that
-        some patterns take grows with the square of its length.
+        """`TYPE: MESSAGE`, which the patterns search. A long one is cut to both of its ends, since
+        some patterns take time that grows with the square of its length.
         """
         text = f"{self.names[0]}: {self.message}"
         if len(text) <= 2 * _END:
@@ -208,12 +208,11 @@ class Origin:
 
     @property
     def below(self) -> tuple[Frame, ...]:
-        """The frames below the user's code; all of them if there is none of it."""
+        """The frames below the user's code; all frames if none is the user's."""
         return self.frames if self.own is None else self.frames[self.own + 1 :]
 
     @property
     def where(self) -> Where:
-        """Where it was raised."""
         if not self.frames:
             return Where.NOWHERE
         if any(_COLLECTIVE.search(one.file) for one in self.below):
@@ -229,7 +228,7 @@ class Origin:
 
     @property
     def is_refused(self) -> bool:
-        """Whether kdist itself raised it, by a `raise` statement, for what the user's code gave."""
+        """Whether kdist raised it on purpose, to refuse what the user's code passed."""
         return self.own is not None and self.is_raised and self.frames[-1].file.startswith(_PACKAGE)
 
     @property
@@ -239,7 +238,7 @@ class Origin:
 
     @property
     def load(self) -> Frame | None:
-        """The frame of kdist's own that was loading or receiving the state; None if none was."""
+        """The innermost frame of kdist that loaded or received the state; None without one."""
         for one in reversed(self.below):
             if _LOADERS.search(one.file) and _LOADING.fullmatch(one.name):
                 return one
@@ -247,7 +246,7 @@ class Origin:
 
     @property
     def is_of_machines_type(self) -> bool:
-        """Whether it is of a type that torch or the system raises."""
+        """Whether its type is one that torch or the system raises."""
         return self.module in ("builtins", "socket", "") or bool(
             self.module.startswith("torch") or MACHINE_TYPES & set(self.names)
         )
@@ -261,7 +260,7 @@ class Origin:
             spec = importlib.util.find_spec(self.module.partition(".")[0])
         except (ImportError, ValueError):
             return False
-        # another process may have found it where this one does not look
+        # not found: it is another process's, which has other import paths
         return spec is None or (
             spec.origin not in (None, "built-in", "frozen") and is_user_code(str(spec.origin))
         )
@@ -297,7 +296,7 @@ _LOAD = (
 
 @dataclass(frozen=True)
 class Classification:
-    """What an error is: see `Row` for the fields."""
+    """How an error is classified; see `Row` for the fields."""
 
     cause: Cause
     code: Exit
@@ -311,11 +310,11 @@ class Classification:
 
 
 def look_up(origin: Origin) -> Classification | None:
-    """What the table says about an error; None if no row recognizes it."""
+    """Classify an error by the table; None if no row matches it."""
     for row in TABLE:
         if _recognizes(row, origin):
             if row.users and origin.is_users and origin.where is not Where.NOWHERE:
-                # of a row about lost peers the advice is about the peer, and this rank is at fault
+                # a row about lost peers has advice for the peer, but this rank is at fault
                 return users(signature=row.name, advice=row.advice if row.primary else _FIX)
             return Classification(
                 row.cause,
@@ -354,9 +353,9 @@ def users(*, signature: str = "", advice: str = _FIX, again: bool = False) -> Cl
     """An error of the user's code.
 
     Args:
-        signature: The row that recognizes it.
+        signature: The name of the row that matches it.
         advice: What to do next.
-        again: Whether it is tried again, once, since its type says little.
+        again: Whether to restart once, since the type says little about the cause.
     """
     code = Exit.UNKNOWN if again else Exit.USER
     return Classification(
@@ -370,7 +369,7 @@ def users(*, signature: str = "", advice: str = _FIX, again: bool = False) -> Cl
 
 
 def judge(origin: Origin) -> Classification:
-    """What an error is that no row recognizes: where it was raised decides alone."""
+    """Classify an error that no row matches, by its type and where it was raised."""
     names = set(origin.names)
     is_programs = bool(_USERS_BASES & names)
     if origin.where is Where.COLLECTIVE:
@@ -389,7 +388,7 @@ def judge(origin: Origin) -> Classification:
 
 
 def _judge_own(origin: Origin, *, is_programs: bool) -> Classification:
-    """What an error is that was raised in kdist's frames, or below them and not in the user's."""
+    """Classify an error that was raised in kdist's frames, or below them and not in the user's."""
     if is_programs and origin.is_refused:
         return users()
     if origin.load is not None and "OSError" not in origin.names:

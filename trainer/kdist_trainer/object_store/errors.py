@@ -1,4 +1,4 @@
-"""What goes wrong with an object store, in one sentence each and without secrets."""
+"""Errors of an object store, each with a message of one sentence, without secrets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ObjectStoreError(OSError):
     """A request to an object store failed; `errno` is EIO, or ENOSPC for a quota."""
 
     def __str__(self) -> str:
-        """The sentence, without the number, which no disk has reported."""
+        """The message without the number, which no disk has reported."""
         return str(self.strerror)
 
 
@@ -31,7 +31,7 @@ class ObjectChangedError(ObjectStoreError):
 
 
 class ObjectTimeoutError(ObjectStoreError, TimeoutError):
-    """The store did not do it in time, however often it was asked; `errno` is ETIMEDOUT."""
+    """No attempt has succeeded within the time limit; `errno` is ETIMEDOUT."""
 
 
 class FailureKind(Enum):
@@ -39,23 +39,23 @@ class FailureKind(Enum):
 
     MISSING = auto()
     EXISTS = auto()
-    """A conditional creation met an object, or another creation."""
+    """A conditional creation met an existing object, or another creation."""
     CHANGED = auto()
-    """A condition on the tag did not hold."""
+    """The object does not have the required tag."""
     TOO_LARGE = auto()
     UNIDENTIFIED = auto()
     """No credential was found."""
     DENIED = auto()
     FULL = auto()
     REJECTED = auto()
-    """For good, for another reason."""
+    """Permanently, for any other reason."""
     TRANSIENT = auto()
-    """It may have been done, and may be tried again."""
+    """The request may have been executed, and may be tried again."""
 
 
 @dataclass
 class RequestError(Exception):
-    """One request failed. Never leaves the package."""
+    """One request failed; callers of the package never see it."""
 
     kind: FailureKind
     cause: str
@@ -66,10 +66,10 @@ _CODE = re.compile(r"<Code>\s*([\w.-]+)\s*</Code>")
 _MESSAGE = re.compile(r"<Message>\s*(.{1,200}?)[\s.]*[<\n]")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 _FULL = re.compile(r"quota|StorageFull|InsufficientStorage|AccountProblem", re.IGNORECASE)
-# Errors of S3 with status 400 that another attempt can mend.
+# S3's errors with status 400 after which another attempt may succeed.
 _AGAIN = frozenset({"RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"})
 _EXPIRED = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
-# Instance metadata and token services; of the latter the library shows no URL.
+# Instance metadata and token services; the library hides the URLs of the latter.
 _IDENTITY = re.compile(
     r"/latest/(?:api/token|meta-data)|computeMetadata|metadata/identity|169\.254\.|"
     r"performing \w+ REDACTED|token file"
@@ -103,13 +103,13 @@ def request_error(error: Exception) -> RequestError:
     if _IDENTITY.search(summary) and number < 500 and number != 429:
         return RequestError(FailureKind.UNIDENTIFIED, f"no credential could be obtained ({cause})")
     if isinstance(error, FileNotFoundError):
-        # A store says which thing is missing, except to HEAD; a proxy in front of it does not.
-        says_so = _CODE.search(summary) or "performing HEAD" in summary or number != 404
-        return RequestError(FailureKind.MISSING if says_so else FailureKind.TRANSIENT, cause)
+        # A store names what is missing, except in a reply to HEAD; a proxy in front of it does not.
+        is_named = _CODE.search(summary) or "performing HEAD" in summary or number != 404
+        return RequestError(FailureKind.MISSING if is_named else FailureKind.TRANSIENT, cause)
     if number:
         return RequestError(_kind_of_status(number, summary), cause)
     if "(code: AccessDenied)" in summary:
-        # of one object among many that were to be deleted
+        # one of many objects could not be deleted
         return RequestError(FailureKind.DENIED, cause)
     if name in {"InvalidPathError", "NotSupportedError", "ValueError", "TypeError"}:
         return RequestError(FailureKind.REJECTED, cause)
@@ -148,7 +148,7 @@ _SHORTEST_SECRET = 6
 
 
 def _without_secrets(text: str) -> str:
-    """Without the queries of URLs, which may contain a signature, and values of the environment."""
+    """Remove the queries of URLs, which may be signatures, and secrets of the environment."""
     shown = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", text)
     for name, value in os.environ.items():
         is_cloud = name.startswith(("AWS_", "AZURE_", "GOOGLE_"))
@@ -168,9 +168,7 @@ _HINTS = {
 
 
 def public_error(operation: str, scheme: str, error: RequestError) -> OSError:
-    """The error that a caller gets for the request that failed last; `operation` is such as `get
-    s3://bucket/name`.
-    """
+    """The error to raise to a caller after the last attempt of, say, `get s3://bucket/name`."""
     sentence = f"cannot {operation}: {error.cause}"
     if error.kind is FailureKind.MISSING:
         return FileNotFoundError(errno.ENOENT, sentence)

@@ -1,8 +1,8 @@
-"""Objects as files: a reader that fetches the next ranges while the last one is used, a writer
-whose parts are uploaded while the next ones are written, and a growing object, such as a log.
+"""Objects as files: a reader that reads ahead, a writer that uploads parts while the next ones are
+written, and an object that grows, such as a log.
 
-obstore's own reader would not do: it fetches nothing ahead (1.4 s instead of 0.6 s for 48 MiB at
-150 ms for each request), and cuts an object silently that is larger than it is said to be.
+obstore's own reader does not read ahead (1.4 s instead of 0.6 s for 48 MiB at 150 ms for each
+request), and silently truncates an object that is larger than expected.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES: Final = 8 << 20
 READ_AHEAD: Final = 2
-"""Blocks that are fetched ahead, so that a reader holds at most `READ_AHEAD` + 1 of them."""
+"""How many blocks are read ahead; a reader holds at most one more."""
 
 
 class ObjectReader(io.RawIOBase):
-    """A file over one object. `readinto` fills the whole buffer except at the end; a body that was
-    cut short is requested again. For one thread at a time.
+    """One object as a file. `readinto` fills the whole buffer except at the end; a body that was
+    cut short is requested again. Not thread-safe.
     """
 
     def __init__(self, store: ObjectStore, name: str, size: int) -> None:
@@ -52,7 +52,7 @@ class ObjectReader(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Move, also behind the end. Returns the position. Raises `ValueError`."""
+        """Move, possibly past the end. Returns the position. Raises `ValueError`."""
         bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}
         if whence not in bases or bases[whence] + offset < 0:
             raise ValueError(f"cannot seek by {offset} from {whence}")
@@ -76,7 +76,7 @@ class ObjectReader(io.RawIOBase):
         return done
 
     def close(self) -> None:
-        """Forget what was fetched; may be called again."""
+        """Drop the blocks; may be called again."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
@@ -84,7 +84,7 @@ class ObjectReader(io.RawIOBase):
         super().close()
 
     def _block(self, number: int) -> memoryview:
-        # ahead only where the last block has been read too: a seek would make it fetch for nothing
+        # read ahead only if the block before was read too: after a seek it would be for nothing
         ahead = READ_AHEAD if number == 0 or {number, number - 1} & set(self._blocks) else 0
         last = (self._size - 1) // BLOCK_BYTES
         wanted = range(number, min(number + ahead, last) + 1)
@@ -97,7 +97,7 @@ class ObjectReader(io.RawIOBase):
         try:
             data = block.result()
         except OSError:
-            # another call may succeed, so those ahead, which may have failed too, are forgotten
+            # another call may succeed: drop the blocks ahead, which may have failed too
             self._blocks.clear()
             raise
         self._blocks.pop(number - 1, None)
@@ -112,19 +112,19 @@ class ObjectReader(io.RawIOBase):
 
 
 PART_BYTES: Final = 16 << 20
-BUFFER_BYTES: Final = 1 << 20  # smaller pieces are collected
+BUFFER_BYTES: Final = 1 << 20  # smaller writes are collected
 PARALLEL: Final = 3
-"""Parts on their way at once, so that a writer holds at most `PARALLEL` + 1 of them."""
-MOST_PARTS: Final = 10_000  # of S3
+"""How many parts are uploaded at once; a writer holds at most one more."""
+MOST_PARTS: Final = 10_000  # S3's limit
 
 
 class ObjectWriter:
     """A new object that is written once, from start to end, and is stored when `close` returns.
 
     It has the methods of `checkpoint.storage.DurableFile` that DCP's writer and `pickle` call. An
-    object of less than `PART_BYTES` is written by one request, a larger one in parts. If the
+    object of less than `PART_BYTES` is written in one request, a larger one in parts. If the
     process is killed, parts stay in the store without a name: a lifecycle rule of the bucket should
-    abort incomplete uploads. For one thread at a time.
+    abort incomplete uploads. Not thread-safe.
     """
 
     def __init__(self, store: ObjectStore, name: str, client: Client) -> None:
@@ -159,8 +159,7 @@ class ObjectWriter:
         self._send(bytes(self._buffer))
         self._buffer.clear()
         for start in range(0, view.nbytes, BUFFER_BYTES):
-            # The library keeps what it is given until that is sent, when the caller has long used
-            # its memory for something else.
+            # a copy: the library keeps the bytes until they are sent, the caller may change them
             self._send(bytes(view[start : start + BUFFER_BYTES]))
         return view.nbytes
 
@@ -187,7 +186,7 @@ class ObjectWriter:
             self._stream.close()
         except Exception as error:  # noqa: BLE001 - of the library, translated
             failed = request_error(error)
-            # MISSING: the second attempt finds no upload where the first one has completed it
+            # MISSING: a second attempt finds no upload if the first one has completed it
             may_be_done = failed.kind in {FailureKind.TRANSIENT, FailureKind.MISSING}
             if not (may_be_done and self._is_stored()):
                 self._failure = self._error(failed)
@@ -197,8 +196,8 @@ class ObjectWriter:
     def abandon(self) -> None:
         """End without an object. Never raises `OSError`.
 
-        It waits for the parts that are on their way: they are made an object and deleted, since
-        that is how the store forgets them.
+        Waits for the parts that are being sent, completes the object and deletes it: the library
+        cannot abort an upload.
         """
         if self._closed:
             return
@@ -220,7 +219,7 @@ class ObjectWriter:
             raise self._failure from None
 
     def _is_stored(self) -> bool:
-        """Whether the object is there, to the bit: the reply may have been lost."""
+        """Whether the object is stored bit for bit: only the reply may have been lost."""
         hasher = new_hasher()
         try:
             if self._store.info(self.name).size != self._size:
@@ -253,7 +252,7 @@ class ObjectWriter:
 
 
 FLUSH_SECONDS = 10.0
-"""How long what is appended may wait to be written."""
+"""How long appended bytes may stay unwritten."""
 
 
 class GrowingObject:
@@ -277,7 +276,7 @@ class GrowingObject:
 
     @property
     def seconds_to_flush(self) -> float | None:
-        """How long what is appended may still wait; None if all is written."""
+        """How long appended bytes may still stay unwritten; None if all are written."""
         return None if self.is_written else max(0.0, self._flush_at - time.monotonic())
 
     def write(self, data: bytes) -> int:
@@ -288,7 +287,7 @@ class GrowingObject:
         return len(data)
 
     def flush(self) -> None:
-        """Write it, if it has grown. Raises `OSError`."""
+        """Write the object if it has grown. Raises `OSError`."""
         if not self.is_written:
             self._flush_at = time.monotonic() + FLUSH_SECONDS  # also after an error
             self._path.write_bytes(bytes(self._data))

@@ -1,15 +1,14 @@
-"""An object store: its location, which may be shown since credentials come from the environment
-alone; the requests, by obstore; the operations on objects; and paths with the part of pathlib's
-interface that checkpoints use.
+"""An object store: its location, which contains no credential; the requests, through obstore; the
+operations on objects; and paths with the part of pathlib's interface that checkpoints use.
 
-Each operation has one budget of time, in which it is tried again after errors that may pass: 5xx,
-429, timeouts, lost connections. A conditional write whose reply was lost may have been done, and
-then meets itself when it is tried again: it is settled by reading back. So callers put something
+Each operation has one time limit, within which it is tried again after transient errors: 5xx, 429,
+timeouts, lost connections. A conditional write whose reply was lost may have succeeded, and then
+its next attempt conflicts with it: the object is read back and compared. So callers put something
 into the content that no other writer would put there.
 
 obstore is imported when a client is made. It starts threads of its own, which do not survive a
-fork: make a client in the process that uses it. Bodies are signed by their SHA-256, so a store
-takes none that was damaged on its way.
+fork: make a client in the process that uses it. Requests are signed with the SHA-256 of the body,
+so a store rejects one that was damaged on the way.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 SCHEMES: Final = ("s3", "gs", "az")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
-# What no store and no client of ours encodes differently.
+# The characters that all stores and clients encode alike.
 _NAME = re.compile(r"[A-Za-z0-9 !$&'()+,\-.:;=@_/]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _LONGEST_NAME = 900
@@ -57,14 +56,14 @@ _REGION = re.compile(r"[a-z0-9-]*")
 class ObjectLocation:
     """A bucket and a prefix in it, such as `s3://bucket/prefix`; `az://` names a container.
 
-    Raises `ValueError` if it is none, or if it contains a credential.
+    Raises `ValueError` for any other URL, and for one that contains a credential.
     """
 
     url: str
     endpoint: str = ""
-    """URL of the service, if it is not the cloud's own."""
+    """URL of the service, unless it is the cloud's own."""
     region: str = ""
-    """Of S3; empty for `AWS_REGION`."""
+    """For S3; empty means `AWS_REGION`."""
 
     def __post_init__(self) -> None:
         parts = _split(self.url, "location")
@@ -95,7 +94,7 @@ class ObjectLocation:
 
     @property
     def prefix(self) -> str:
-        """What all names in it start with, without a slash at either end; empty for the bucket."""
+        """Without a slash at either end; empty for the whole bucket."""
         return urlsplit(self.url).path.strip("/")
 
     def __str__(self) -> str:
@@ -104,7 +103,7 @@ class ObjectLocation:
 
 def check_name(name: str) -> None:
     """Raise `ValueError` unless this can be the name of an object: parts of ASCII letters, digits
-    and some signs, separated by single slashes.
+    and some punctuation, separated by single slashes.
     """
     parts = name.split("/")
     if (
@@ -138,15 +137,15 @@ def _split(url: str, kind: str) -> SplitResult:
 
 FIRST_WAIT_SECONDS: Final = 0.1
 LONGEST_WAIT_SECONDS: Final = 5.0
-# An attempt that begins in the first half ends in the third quarter, and leaves one for reading
-# back what it has done.
+# An attempt begins in the first half of the time and ends in the third quarter: the last one is for
+# reading back.
 BEGIN_SHARE: Final = 0.5
 REQUEST_SHARE: Final = 0.25
 
 
 class Attempts:
-    """The attempts of one call, with waits between them that double, and are random so that ranks
-    that failed together do not come back together.
+    """The attempts of one call, with waits that double and are random, so that ranks that failed
+    together do not retry together.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -196,7 +195,7 @@ class Stored:
 @dataclass(frozen=True)
 class ObjectInfo:
     """An object in a listing: its name below the store's prefix, its size in bytes, when it was
-    written by the store's clock, and its version.
+    written according to the store's clock, and its version.
     """
 
     name: str
@@ -206,9 +205,7 @@ class ObjectInfo:
 
 
 class Client:
-    """Requests for objects below one location. Every method raises `RequestError`; safe to use from
-    several threads.
-    """
+    """Requests for objects below one location. Thread-safe; all methods raise `RequestError`."""
 
     def __init__(self, location: ObjectLocation, retry_seconds: float) -> None:
         try:
@@ -220,13 +217,13 @@ class Client:
         self._obstore = obstore
         request = timedelta(seconds=max(retry_seconds * REQUEST_SHARE, 0.1))
         self._backend = _backend(location, timeout=request, retry_seconds=0)
-        # Streams retry their parts themselves, since only they still have them.
+        # obstore retries the parts of a stream itself, since nobody else still has them.
         self._streaming = _backend(
             location, timeout=timedelta(seconds=retry_seconds), retry_seconds=retry_seconds
         )
 
     def get(self, name: str, max_bytes: int) -> Stored:
-        """A whole object, unless it is larger."""
+        """A whole object of at most `max_bytes`."""
         with _translated():
             found = self._obstore.get(self._backend, name)
             meta = found.meta
@@ -243,8 +240,8 @@ class Client:
     def get_range(
         self, name: str, start: int, length: int, size: int, tag: Tag = NO_TAG
     ) -> memoryview:
-        """`length` bytes from byte `start` of an object of `size` bytes, of the version with this
-        tag if it has one. They are not copied.
+        """`length` bytes from byte `start` of an object of `size` bytes, without a copy; with a
+        tag, only of that version.
         """
         options: GetOptions = {"range": (start, start + length)}
         if tag.etag:
@@ -263,7 +260,7 @@ class Client:
     def put(
         self, name: str, data: bytes, condition: Tag | None = None, *, new: bool = False
     ) -> Tag:
-        """Write an object by one request: any, only a `new` one, or one that still has the tag."""
+        """Write an object in one request: any, only a `new` one, or one with this tag."""
         mode: PutMode = "create" if new else "overwrite" if condition is None else _mode(condition)
         with _translated():
             return _tag(
@@ -275,7 +272,7 @@ class Client:
             return _info(self._obstore.head(self._backend, name))
 
     def list(self, prefix: str, after: str | None) -> Iterator[Sequence[ObjectInfo]]:
-        """Pages of the objects below a prefix whose names come after one."""
+        """Pages of the objects below a prefix whose names follow the name `after`."""
         with _translated():
             for page in self._obstore.list(
                 self._backend, prefix or None, offset=after, chunk_size=PAGE
@@ -296,7 +293,7 @@ class Client:
             self._obstore.copy(self._backend, name, target)
 
     def open_writer(self, name: str, part_bytes: int, parallel: int) -> WritableFile:
-        """A stream into a new object, whose own methods raise other errors."""
+        """A stream into a new object. Its methods raise the library's errors."""
         with _translated():
             return self._obstore.open_writer(
                 self._streaming, name, buffer_size=part_bytes, max_concurrency=parallel
@@ -365,11 +362,11 @@ def _backend(location: ObjectLocation, *, timeout: timedelta, retry_seconds: flo
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         of_s3: dict[str, Any] = {"region": location.region or region or "us-east-1"}
         if location.endpoint:
-            # servers of one's own seldom have a host name for each bucket
+            # other servers seldom have a host name for each bucket
             of_s3 |= {"endpoint": location.endpoint, "virtual_hosted_style_request": False}
         return S3Store(location.bucket, config=of_s3, **arguments)  # type: ignore[arg-type]
     except Exception as error:  # noqa: BLE001 - the library has a dozen types without a base
-        # no request was made: what is in the environment cannot be used
+        # no request was made: the settings in the environment cannot be used
         raise RequestError(FailureKind.UNIDENTIFIED, request_error(error).cause) from None
 
 
@@ -379,16 +376,16 @@ DELETE_BATCH: Final = 1000
 IDENTITY_ATTEMPTS: Final = 3
 
 T = TypeVar("T")
-_Infos = list[ObjectInfo]
+_Infos = list[ObjectInfo]  # in the class, `list` is the method
 _Names = list[str]
 
 
 class ObjectStore:
-    """The objects below one location. Names are relative to it. Safe to use from several threads.
+    """The objects below one location. Names are relative to it. Thread-safe.
 
-    Every method raises `OSError`, with a sentence that names the object: `ObjectAccessError` if the
-    credential is missing or refused, `ObjectTimeoutError` if `retry_seconds` were not enough; and
-    `ValueError` for a name that cannot be one.
+    Every method raises `OSError` with a sentence that names the object: `ObjectAccessError` if the
+    credential is missing or refused, `ObjectTimeoutError` after `retry_seconds`; and `ValueError`
+    for an invalid name.
     """
 
     def __init__(
@@ -404,12 +401,12 @@ class ObjectStore:
             location: the bucket and prefix.
             retry_seconds: how long a call may take with all its attempts. A stream may take that
                 long for each of its parts.
-            any_names: whether objects may have names that we would not give them; for reading what
-                others have written.
+            any_names: whether names are accepted that kdist would not give, to read the objects of
+                others.
 
         Raises:
             ImportError: obstore is not installed.
-            OSError: what the environment says about the service cannot be used.
+            OSError: the environment's settings for the service cannot be used.
         """
         self.location = location
         self._seconds = retry_seconds
@@ -424,24 +421,22 @@ class ObjectStore:
         return self._call("get", name, lambda: self._client.get(name, max_bytes))
 
     def info(self, name: str) -> ObjectInfo:
-        """Size of an object in bytes and when it was written. Raises `FileNotFoundError` or
-        `OSError`.
-        """
+        """An object's size, time and version. Raises `FileNotFoundError` or `OSError`."""
         return self._call("inspect", name, lambda: self._client.info(name))
 
     def put(self, name: str, data: bytes) -> Tag:
-        """Write an object, whether there is one or not: the last writer wins. Raises `OSError`."""
+        """Write an object unconditionally: the last writer wins. Raises `OSError`."""
         return self._call("put", name, lambda: self._client.put(name, data))
 
     def put_new(self, name: str, data: bytes) -> Tag:
-        """Create an object with content that no other writer would write, unless there is one; of
-        many callers one succeeds. Returns its tag, also if an earlier attempt with this content had
+        """Create an object unless it exists, with content that no other writer would write; of many
+        callers, one succeeds. Returns its tag, also if an earlier attempt with this content had
         created it.
 
         Raises:
             FileExistsError: there is an object with other content.
-            ObjectTimeoutError: the time was over; it may still be created by a late request.
-            OSError: it failed otherwise.
+            ObjectTimeoutError: the time has run out; a late request may still create it.
+            OSError: it failed for another reason.
         """
         attempts = self._begin(name)
         while True:
@@ -449,7 +444,7 @@ class ObjectStore:
                 return self._client.put(name, data, new=True)
             except RequestError as error:
                 if error.kind is FailureKind.EXISTS:
-                    # without an object it was a request at the same time, which has failed since
+                    # if there is no object, a concurrent request was in the way and has failed
                     found = self._read_back("create", name, data, attempts)
                     if found is not None:
                         return self._own(found, name, data)
@@ -468,8 +463,8 @@ class ObjectStore:
 
         Raises:
             ObjectChangedError: another writer has changed or deleted it.
-            ObjectTimeoutError: the time was over; it may still be replaced by a late request.
-            OSError: it failed otherwise.
+            ObjectTimeoutError: the time has run out; a late request may still replace it.
+            OSError: it failed for another reason.
         """
         attempts = self._begin(name)
         while True:
@@ -481,7 +476,7 @@ class ObjectStore:
                     if found is not None and found.data == data:
                         return found.tag
                     raise self._changed(name) from None
-                # EXISTS stands for a request at the same time
+                # EXISTS means a concurrent request
                 if error.kind not in {FailureKind.TRANSIENT, FailureKind.EXISTS}:
                     raise self._error("replace", name, error, attempts) from None
                 if not attempts.another():
@@ -493,22 +488,18 @@ class ObjectStore:
                     raise self._uncertain("replace", name, error, attempts) from None
 
     def list(self, prefix: str = "") -> _Infos:
-        """All objects below a prefix, which is a whole part of names, in the order of names. Raises
-        `OSError`.
-        """
+        """All objects below a prefix, which ends with a whole part of a name, sorted by name."""
         found: _Infos = []
 
-        def read_on() -> None:
+        def read_pages() -> None:
             for page in self._client.list(prefix, found[-1].name if found else None):
                 found.extend(page)
 
-        self._call("list", prefix, read_on, self._begin_listing(prefix))
+        self._call("list", prefix, read_pages, self._begin_listing(prefix))
         return found
 
     def list_folders(self, prefix: str = "") -> _Names:
-        """What is directly below a prefix and has objects below it, as prefixes of names without a
-        slash at the end, sorted. Raises `OSError`.
-        """
+        """The prefixes one level below a prefix, without a slash at the end, sorted."""
         attempts = self._begin_listing(prefix)
         return list(self._call("list", prefix, lambda: self._client.list_folders(prefix), attempts))
 
@@ -517,16 +508,14 @@ class ObjectStore:
         self._delete([name])
 
     def delete_prefix(self, prefix: str) -> None:
-        """Delete all objects that are below a prefix now. Raises `OSError`, after which some are
-        left.
-        """
+        """Delete all objects that are below a prefix now; after an `OSError` some may be left."""
         names = [one.name for one in self.list(prefix)]
         for start in range(0, len(names), DELETE_BATCH):
             self._delete(names[start : start + DELETE_BATCH])
 
     def rename(self, name: str, target: str) -> None:
-        """Have the store copy an object, then delete it; of two objects after an error both are
-        whole. Raises `FileNotFoundError` or `OSError`.
+        """Have the store copy an object, then delete the original. If an error leaves both, both
+        are complete. Raises `FileNotFoundError` or `OSError`.
         """
         check_name(target)
         self._call("copy", name, lambda: self._client.copy(name, target))
@@ -569,7 +558,7 @@ class ObjectStore:
         try:
             self._call("delete", names[0], lambda: self._client.delete(names))
         except FileNotFoundError:
-            # Azure and Google say so; of several one may be left
+            # Azure and Google report a missing object; others of the batch may be left
             if len(names) > 1:
                 for name in names:
                     self._delete([name])
@@ -585,7 +574,7 @@ class ObjectStore:
     def _call(
         self, verb: str, name: str, request: Callable[[], T], attempts: Attempts | None = None
     ) -> T:
-        """Make the request, again after errors that may pass."""
+        """Make the request, again after transient errors."""
         attempts = attempts or self._begin(name)
         while True:
             try:
@@ -598,14 +587,14 @@ class ObjectStore:
                     raise self._error(verb, name, error, attempts) from None
 
     def _read_back(self, verb: str, name: str, data: bytes, attempts: Attempts) -> Stored | None:
-        """What is there, without content if it is larger than `data`; None if nothing is."""
+        """The object, without its content if that is larger than `data`; None if there is none."""
         try:
             return self._call(verb, name, lambda: self._read_once(name, data), attempts)
         except FileNotFoundError:
             return None
 
     def _read_at_last(self, name: str, data: bytes) -> Stored | None:
-        """The same by one attempt; None also if it fails."""
+        """The same in one attempt; None also if that fails."""
         try:
             return self._read_once(name, data)
         except RequestError:
@@ -664,15 +653,15 @@ _MOST_BYTES = 1 << 30
 class ObjectPath:
     """The name of an object, or of the objects below it.
 
-    There are no folders: one exists as long as there is an object below it. What is written is
-    there at once and as a whole, for every reader.
+    There are no folders: one exists as long as there is an object below it. Writes are atomic, and
+    visible to every reader at once.
     """
 
     store: ObjectStore
     key: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the name; another process reads it through a client of its own."""
+        """Pickle the name; another process uses it through a client of its own."""
         return _reopen, (self.store.location, self.key)
 
     def __truediv__(self, name: str) -> ObjectPath:
@@ -687,7 +676,7 @@ class ObjectPath:
 
     @property
     def parent(self) -> ObjectPath:
-        """Without the last part; of the store itself, the store."""
+        """The path without its last part; the store is its own parent."""
         return ObjectPath(self.store, self.key.rpartition("/")[0])
 
     def with_name(self, name: str) -> ObjectPath:
@@ -721,21 +710,17 @@ class ObjectPath:
         return self.store.info(self.key).modified.timestamp()
 
     def folders(self) -> Iterator[ObjectPath]:
-        """What has objects below it, one level down. Raises `OSError`."""
+        """The folders one level down. Raises `OSError`."""
         for key in self.store.list_folders(self.key):
             yield ObjectPath(self.store, key)
 
     def files(self) -> dict[str, int]:
-        """The objects below it by their names relative to it, with their sizes in bytes. Raises
-        `OSError`.
-        """
+        """The sizes in bytes of the objects below it, by relative name. Raises `OSError`."""
         prefix = f"{self.key}/" if self.key else ""
         return {found.name[len(prefix) :]: found.size for found in self.store.list(self.key)}
 
     def open(self, size: int) -> IO[bytes]:
-        """Open an object of this size for reading, as a file that can be sought. Raises
-        `FileNotFoundError` or `OSError`.
-        """
+        """Open an object of this size as a seekable file. Raises `OSError`."""
         return self.store.open(self.key, size)
 
 

@@ -1,11 +1,11 @@
 """A client for one ConfigMap over plain HTTP: read it, and replace it if it has not changed since
 (optimistic concurrency by `resourceVersion`).
 
-Requests are retried for `retry_seconds` after all that an API server does when it is busy,
-restarted or unreachable: refused and reset connections, time-outs, 429, 5xx. A rejection (401, 403,
-404) is permanent only after a while, since a new role takes a moment to apply everywhere, and never
-once a request has succeeded: then somebody is changing the cluster, and a retry may succeed.
-Who has nothing to do any more but to tell the others does not wait for that: `refused_seconds`.
+Requests are retried for `retry_seconds` after the errors of a busy, restarting or unreachable API
+server: refused and reset connections, time-outs, 429, 5xx. A rejection (401, 403, 404) is permanent
+only after a while, since a new role takes a moment to apply everywhere, and never once a request
+has succeeded: then somebody is changing the cluster, and a retry may succeed. A caller whose run
+has ended, and who only reports that to the others, limits these retries by `refused_seconds`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ from kdist_trainer.network.deadline_http import DeadlineConnection, DeadlineTlsC
 from kdist_trainer.processes.descriptors import spend
 
 JITTER = random.SystemRandom()
-"""Spreads the agents' requests. It is not the module's generator, which user code may have
-seeded.
-"""
+"""Spreads the agents' requests. Not `random`'s own generator, which user code may have seeded."""
 ACCOUNT = Path("/var/run/secrets/kdist")
 """The mounted service account: a token, which is rotated, and the API server's CA certificate. The
 key of the job's exchanges is mounted next to them.
@@ -46,7 +44,7 @@ _REJECTIONS = {
     404: "does not have",
 }
 _RETRYABLE = {408, 429, 500, 502, 503, 504}
-_MOST_BYTES = 8 << 20  # of an answer; etcd holds objects of at most 1.5 MiB
+_MOST_BYTES = 8 << 20  # of a response; etcd holds objects of at most 1.5 MiB
 _MIN_PAUSE_SECONDS = 0.05
 _MAX_PAUSE_SECONDS = 2.0
 
@@ -88,8 +86,8 @@ class ApiEndpoint:
         return cls(host, port, account=Path(environ.get("KDIST_ACCOUNT", ACCOUNT)))
 
     def connect(self, seconds: float) -> DeadlineConnection | DeadlineTlsConnection:
-        """A connection that is not open yet, and has so many seconds for each request. Raises
-        `OSError` without the CA certificate.
+        """A connection, not open yet, with a limit of `seconds` for each request. Raises `OSError`
+        without the CA certificate.
         """
         if self.scheme == "http":
             return DeadlineConnection(self.host, self.port, timeout=seconds)
@@ -117,13 +115,13 @@ class Copy:
 
     @property
     def version(self) -> int:
-        """The resourceVersion: the newer of two copies has the higher one. Raises `ValueError` for
-        one that is no number, which Kubernetes does not have.
+        """The resourceVersion, higher in the newer of two copies. Raises `ValueError` unless it is
+        a number, as in Kubernetes.
         """
         return int(self.document["metadata"]["resourceVersion"])
 
     def to_json(self) -> bytes:
-        """The copy as `from_json` reads it, in another process."""
+        """The copy as text, which `from_json` reads in another process."""
         return encode_json({**self.document, "binaryData": _encode(self.values)}).encode()
 
     @classmethod
@@ -139,7 +137,7 @@ class ConfigMap:
         server: The API server.
         namespace: The namespace of the ConfigMap.
         name: Its name.
-        retry_seconds: Returns for how many seconds requests are retried, which may change.
+        retry_seconds: Returns for how many seconds requests are retried; it may change.
     """
 
     def __init__(
@@ -149,7 +147,7 @@ class ConfigMap:
         self.name = f"{namespace}/{name}"
         self.requests = 0
         self.refused_seconds = math.inf
-        """For how long rejections are retried at most, once a request has succeeded."""
+        """How long rejections are retried at most, once a request has succeeded."""
         self._refused_since: float | None = None
         self._refused_status = 0
         self._retry_seconds = retry_seconds
@@ -161,14 +159,12 @@ class ConfigMap:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the latest answer was a rejection, though there were others before."""
+        """Whether the API server rejects requests now, though it has served others before."""
         return self._refused_since is not None
 
     @property
     def refusal(self) -> str:
-        """How the API server rejects the requests, though it has served others before; empty if it
-        does not.
-        """
+        """The status and meaning of that rejection; empty if there is none."""
         if self._refused_since is None:
             return ""
         status = self._refused_status
@@ -187,8 +183,8 @@ class ConfigMap:
         return _parse(self._request("GET"), requested_at)
 
     def replace(self, copy: Copy, values: Mapping[str, bytes]) -> Copy:
-        """Replace the values by `values`, if the ConfigMap is still what `copy` is; raises what
-        `read` raises, too.
+        """Replace the values, if the ConfigMap has not changed since `copy`; raises what `read`
+        raises, too.
 
         Raises:
             ConflictError: If the ConfigMap was changed; after a lost response maybe by this very
@@ -266,7 +262,7 @@ class ConfigMap:
                     content, status = response.read(), response.status
                     wait = response.headers.get("Retry-After", "")
             except BaseException:
-                # also after an exception of a signal handler: the response may be half read
+                # also an exception of a signal handler, after which the response may be half read
                 self._drop()
                 raise
         return status, content, float(wait) if wait.isascii() and wait.isdigit() else 0.0

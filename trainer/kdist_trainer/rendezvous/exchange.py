@@ -3,22 +3,22 @@ and its client in the others.
 
 The agent that completes a round names itself as the host in the very write that commits the
 membership, so each round has one host or, if it cannot listen, none: then the agents exchange
-through the store of the rendezvous. Nothing is kept here that the next round needs: agents that
+through the store of the rendezvous. The next round needs nothing that is kept here: agents that
 lose their host form another round, which names another host.
 
-The server is not torch's TCPStore. Of many clients that connect to one at the same time, torch
-2.13 accepts a few in each five seconds, and it has no bounds. Its client waits for a silent host
-without end, deaf to signals, and prints a page of C++ frames for each host that has exited.
+The server is not torch's TCPStore, which has no limits and, in torch 2.13, accepts only a few of
+many simultaneous clients every five seconds. The TCPStore's client waits forever for a silent host,
+ignores signals meanwhile, and prints a page of C++ frames for each host that has exited.
 
-A client is admitted by a token, which follows from the key of the job's exchanges and a nonce of
-the round in the rendezvous state, which more people can read. In a cluster the key is in a Secret,
+A client is admitted by a token, derived from the job's exchange key and a nonce of the round. The
+nonce is in the rendezvous state, which more people can read. The key of a cluster is in a Secret,
 which the kubelet mounts and no role of kdist's can read; with `kdist run` it is in the run's
 private folder.
 
-By the server a node also asks the gatherer of a round to join it
-(`kdist_trainer.rendezvous.many_nodes`): it opens with one line, which names the exchange and the
-node, and waits. It gets one line, the gatherer's copy of the ConfigMap once the round is complete,
-and the connection ends. One that ends without a line says that the gatherer joins nobody any more.
+Through the server, a node also asks the gatherer of a round to add it
+(`kdist_trainer.rendezvous.many_nodes`): it sends the token and itself, one line each, and waits.
+The response is one line, the gatherer's copy of the ConfigMap once the round is complete; then the
+connection ends. If it ends without a line, the gatherer adds no more nodes.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ _FINGERPRINT_DIGITS = 16
 
 
 class ExchangeKey:
-    """The key, once there is one: a Secret may be mounted after the agent has started. It does not
-    change any more then.
+    """The key of a job's exchanges, which never changes once it was read: a Secret may be mounted
+    after the agent has started.
 
     Args:
-        read: Returns the key; empty, or an error of the file or the store, while there is none.
+        read: Returns the key; while there is none, it returns nothing or raises.
     """
 
     def __init__(self, read: Callable[[], bytes]) -> None:
@@ -70,11 +70,11 @@ class ExchangeKey:
         self._value = b""
 
     def token(self, *fields: object) -> str | None:
-        """The token that follows from these fields; None without a key."""
+        """The token that is derived from these fields; None without a key."""
         return self._digest(("token", *fields), TOKEN_DIGITS)
 
     def fingerprint(self) -> str | None:
-        """Tells whether two agents have the same key; None without a key."""
+        """Equal for two agents with the same key; None without a key."""
         return self._digest(("fingerprint",), _FINGERPRINT_DIGITS)
 
     def exists(self) -> bool | None:
@@ -94,7 +94,7 @@ class ExchangeKey:
 
 
 NO_KEY = ExchangeKey(bytes)
-"""Admits to no exchange."""
+"""Derives no token."""
 
 
 JOIN = "join"
@@ -105,7 +105,7 @@ _RESPONSE_BYTES = 1 << 22
 
 
 class JoinRequests:
-    """The requests of one round, as the gatherer holds them."""
+    """The requests to join one round, which its gatherer holds until it answers them."""
 
     def __init__(self) -> None:
         self._connections: dict[Connection, Node] = {}
@@ -122,12 +122,12 @@ class JoinRequests:
         self._arrived.set()
 
     def withdraw(self, connection: Connection) -> None:
-        """Forget the request of this connection, if it has made one: it has ended."""
+        """Forget the request of a connection that has ended, if it has made one."""
         with self._lock:
             self._connections.pop(connection, None)
 
     def nodes(self) -> list[Node]:
-        """The nodes that ask, without those that have given up."""
+        """The nodes whose requests are open."""
         with self._lock:
             return list(dict.fromkeys(self._connections.values()))
 
@@ -138,7 +138,7 @@ class JoinRequests:
         return arrived
 
     def end(self, response: bytes = b"") -> None:
-        """Answer all requests, those that are still to come too, and end their connections."""
+        """Answer all requests, including later ones, and end their connections."""
         with self._lock:
             self._response = response
             self._answer()
@@ -152,11 +152,7 @@ class JoinRequests:
 
 
 class JoinRequest:
-    """The request of one node.
-
-    Args:
-        host: The gatherer.
-        node: The node.
+    """The request of `node` to the gatherer `host`.
 
     Raises:
         OSError: If the gatherer cannot be reached.
@@ -175,7 +171,7 @@ class JoinRequest:
         """The response; None if there is none within `seconds`.
 
         Raises:
-            OSError: If the gatherer is gone, or joins nobody any more.
+            OSError: If the gatherer is gone, or adds no more nodes.
         """
         readable = select.poll()
         readable.register(self._socket, select.POLLIN)
@@ -200,8 +196,8 @@ MAX_VALUES_BYTES = 1 << 26
 """The most bytes of all values of a round."""
 _MAX_SECONDS = 3600.0
 _PER_NODE, _SPARE = 2, 16
-"""The connections of a round: of each node one for values and one of the member, and a few more."""
-_KEPT = 6  # of two rounds: each has an exchange, one for its gatherer, one for its second host
+"""A round's connections: of each node, one for values and one for membership; and spare ones."""
+_KEPT = 6  # exchanges of two rounds: each has a host, a gatherer and a second host
 
 
 @dataclass(frozen=True)
@@ -214,7 +210,7 @@ class ExchangeHost:
         port: Its port.
         token: Admits to the exchange of this round and to no other.
         rank: The group rank of the agent.
-        nonce: What the token follows from, with the job's key: others may read it.
+        nonce: What the token is derived from, with the job's key; others may read it.
     """
 
     round: int
@@ -225,7 +221,7 @@ class ExchangeHost:
     nonce: str = ""
 
     ATTRIBUTE: ClassVar[str] = "kdist_exchange_host"
-    """Where the rendezvous state has it."""
+    """The name of its attribute in the rendezvous state."""
 
     @property
     def opening(self) -> bytes:
@@ -249,10 +245,9 @@ class ExchangeHost:
 
     @classmethod
     def is_valid(cls, fields: object) -> bool:
-        """Whether a rendezvous state may have these fields as the host: None is no host."""
-        if fields is None:
-            return True
-        return type(fields) is tuple and [*map(type, fields)] == [int, str, int, str, int]
+        """Whether these fields of a rendezvous state describe a host, or None for no host."""
+        types = [int, str, int, str, int]
+        return fields is None or (type(fields) is tuple and [*map(type, fields)] == types)
 
     @classmethod
     def named_in(cls, state: object, key: ExchangeKey) -> Self | None:
@@ -269,7 +264,7 @@ class _Wait:
 
     Attributes:
         keys: The keys.
-        answer: Called once, when all are there or it has waited long enough.
+        answer: Called once, when all keys exist or the time is up.
     """
 
     def __init__(self, keys: Sequence[str], answer: Callable[[], None]) -> None:
@@ -304,23 +299,23 @@ class _Exchange:
             self.wait(wait)
 
     def wait(self, wait: _Wait) -> None:
-        """Have a wait end when all of its keys are there."""
+        """End the wait once all of its keys exist."""
         missing = next((key for key in wait.keys if key not in self._values), None)
         if missing is None:
             wait.end()
         elif not wait.is_over:
-            # those that are over have given up
+            # drops those whose client has given up
             others = [each for each in self._waits.get(missing, ()) if not each.is_over]
             self._waits[missing] = [*others, wait]
 
     def values(self, keys: Sequence[str]) -> list[bytes]:
-        """The values as JSON, null for those that nobody has set."""
+        """The values as JSON; null for those that are not set."""
         return [self._values.get(key, b"null") for key in keys]
 
 
 class _Client(Session):
-    """One client: it opens with a line that has the token, then sends a line of JSON for each
-    request and gets one for each response.
+    """One client: its first line has the token, each further one is a request in JSON, to which
+    it gets one line of JSON.
     """
 
     def __init__(self, connection: Connection, server: ExchangeServer) -> None:
@@ -355,7 +350,7 @@ class _Client(Session):
 
     def _take(self, line: bytes) -> None:
         if self._exchange is None:
-            # of a round that is long over, or of nobody, if there is none
+            # raises `ValueError` without the token of a recent round
             self._exchange = self._server.find(line)
             self._connection.admit()
         elif self._rank is not None:
@@ -393,8 +388,8 @@ class _Client(Session):
 
 
 class ExchangeServer:
-    """The server that this agent hosts, for all rounds that it completes. It is started for the
-    first of them and ends with the agent.
+    """The server that this agent hosts, for all rounds that it completes. It starts with the first
+    of them and ends with the agent.
 
     Args:
         address: The address of the agent; the server listens there and nowhere else.
@@ -416,26 +411,23 @@ class ExchangeServer:
         has no key.
         """
         with self._lock:
-            return self._offer(number, rank)
-
-    def _offer(self, number: int, rank: int) -> ExchangeHost | None:
-        if self.key.fingerprint() is None:
-            return None
-        self._most = _PER_NODE * self._nodes() + _SPARE
-        try:
-            server = self._server or self._start()
-        except OSError as error:
-            log.warn(
-                "exchange-not-hosted",
-                message=f"this agent hosts no exchange: it cannot listen at {self._address}: "
-                f"{error}",
-            )
-            return None
-        fields = number, self._address, server.port, secrets.token_hex(_NONCE_BYTES), rank
-        if (host := ExchangeHost.from_public(fields, self.key)) is not None:
-            recent = dict(list(self._exchanges.items())[1 - _KEPT :])
-            self._exchanges = {**recent, host.token: _Exchange()}
-        return host
+            if self.key.fingerprint() is None:
+                return None
+            self._most = _PER_NODE * self._nodes() + _SPARE
+            try:
+                server = self._server or self._start()
+            except OSError as error:
+                log.warn(
+                    "exchange-not-hosted",
+                    message=f"this agent hosts no exchange: it cannot listen at {self._address}: "
+                    f"{error}",
+                )
+                return None
+            fields = number, self._address, server.port, secrets.token_hex(_NONCE_BYTES), rank
+            if (host := ExchangeHost.from_public(fields, self.key)) is not None:
+                recent = dict(list(self._exchanges.items())[1 - _KEPT :])
+                self._exchanges = {**recent, host.token: _Exchange()}
+            return host
 
     def _start(self) -> BoundedServer:
         server = BoundedServer(
@@ -454,13 +446,13 @@ class ExchangeServer:
         return server
 
     def _send(self) -> None:
-        """Have all members get a line in each interval."""
+        """Send all members a line, again in each interval."""
         self.call_later(INTERVAL_SECONDS, self._send)
         for exchange in self._exchanges.values():
             exchange.members.send()
 
     def call_later(self, seconds: float, action: Callable[[], object]) -> None:
-        """Have the server's thread call `action` after so many seconds."""
+        """Have the server's thread call `action` after `seconds`."""
         if self._server is not None:
             self._server.call_later(seconds, action)
 
@@ -469,8 +461,8 @@ class ExchangeServer:
         return {} if self._server is None else self._server.refused
 
     def find(self, opening: bytes) -> _Exchange:
-        """The exchange whose token a client has opened with. Raises `ValueError` without one."""
-        found = None
+        """The exchange whose token a client has sent. Raises `ValueError` if there is none."""
+        found = None  # no early exit: the time must not depend on which token matches
         for token, exchange in self._exchanges.items():
             if hmac.compare_digest(_OPENING + token.encode(), opening):
                 found = exchange
@@ -516,7 +508,7 @@ class HostEndedError(DistNetworkError):
 
 
 class ExchangeStore(Store):
-    """The exchange of one round, as a `torch.distributed.Store` without numbers and removals. Keys
+    """The exchange of one round, as a `torch.distributed.Store` without `add` and removals. Keys
     are str, values str or bytes; `get` returns bytes.
 
     All operations raise `DistNetworkError` if the host does not respond, `HostEndedError` if it has
@@ -606,7 +598,7 @@ class ExchangeStore(Store):
                 self.close()
                 raise self._lost(error) from error
             except BaseException:
-                # an exception of a signal handler: the response would be that of the next request
+                # an exception of a signal handler: the next request would read this response
                 self.close()
                 raise
         return found

@@ -1,15 +1,15 @@
 """torch's dynamic (c10d) rendezvous with kdist's timings, and a way to leave it.
 
-torch polls once a second, notices a dead node after fifteen, and holds each round open for half a
-minute, which suits a thousand nodes and is slow for four. The protocol is unchanged. What torch
-keeps private of it is in `torch_internals`.
+torch polls every second, notices a dead node after 15 s, and keeps each round open for 30 s: right
+for a thousand nodes, slow for four. The protocol is unchanged. torch's private names are in
+`torch_internals`.
 
 `RoundMembership` holds a member's connections in one round: to its host, and to a second host. The
 host of a round tells the others when one of its connections ends. If the host is lost together with
-another member, no one is left who has seen the end of that one, which is then noticed only when its
-keep-alives are missed, seconds later. So in a round of three or more there is a second host: of the
-other members, the one with the lowest group rank, whose address the host tells. No generation
-number and no membership depends on it.
+another member, nobody is left who saw the connection of that member end, and its loss is noticed
+only seconds later, by missed keep-alives. So a round of three or more has a second host: the member
+with the lowest group rank apart from the host, which passes on the address. Neither generation
+numbers nor membership depend on it.
 
 `pick_port` picks the port at which rank 0 of a process group listens, outside the kernel's
 ephemeral range. torch takes an ephemeral port, and until rank 0 listens there, seconds later, the
@@ -111,7 +111,7 @@ class RoundMembership:
         server: The server of this agent.
         host: The host of the round.
         rank: The group rank of this member.
-        ranks: Those of all members.
+        ranks: The group ranks of all members.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class RoundMembership:
         self._lock = threading.Lock()
         self._has_left = False
         self.connections: list[MemberConnection] = []
-        with self._lock:  # the second host may be known before there is a list
+        with self._lock:  # `_connect_second` waits until there is a list
             self.connections = [MemberConnection(host, rank, on_second=self._connect_second)]
         others = sorted({*ranks} - {host.rank})
         if len(others) > 1 and others[0] == rank:
@@ -149,7 +149,7 @@ class RoundMembership:
         self.connections[0].note_host_end()
 
     def leave(self) -> None:
-        """Close the connections; for the others this member is not disconnected."""
+        """Close the connections on purpose: this member has left, and is not disconnected."""
         with self._lock:
             self._has_left = True
         for each in self.connections:
@@ -162,7 +162,6 @@ class RoundMembership:
         self.leave()
 
     def _connect_second(self, fields: list[Any]) -> None:
-        """Connect to the second host too."""
         if not ExchangeHost.is_valid(tuple(fields)):
             return
         second = ExchangeHost.from_public(fields, self._server.key)
@@ -173,7 +172,7 @@ class RoundMembership:
 
 _REMOVAL_ATTEMPTS = 10
 _COPY_SECONDS = 1.0
-"""How old a copy of the ConfigMap may be that the host of a round publishes."""
+"""The greatest age of a copy of the ConfigMap that the host of a round publishes."""
 NodeCounts = tuple[int, int]
 """The minimum and the maximum number of nodes."""
 
@@ -210,9 +209,9 @@ class Rendezvous(RendezvousBase):
         self._membership: RoundMembership | None = None
         self._nodes: dict[int, Node] = {}
         self.exchange: ExchangeStore | None = None
-        """That of the latest round, once it is complete; None without one."""
+        """The exchange of the latest round, once that is complete; None without one."""
         self._failed_exchanges = 0
-        """Since the last one that succeeded."""
+        """Failures since the last exchange that succeeded."""
         self._place = 0, 1
         self._relayed = relayed
         if relayed is not None and state.timings.gathers:
@@ -249,7 +248,7 @@ class Rendezvous(RendezvousBase):
         self._state_holder.notifies_spare = True
 
     def exchange_store(self, store: Store) -> Store:
-        """See base class. It is in the agent that the state names, if it names one.
+        """See base class. If the state names a host, the store is the exchange in that agent.
 
         Raises:
             DistNetworkError: If that agent cannot be reached.
@@ -267,8 +266,8 @@ class Rendezvous(RendezvousBase):
 
     @contextmanager
     def watching_departures(self) -> Iterator[None]:
-        """Around what the agents of a round exchange: stop waiting for the keys of a node that has
-        left this round, was removed from it or has died. Afterwards the relay runs.
+        """For the time in which the agents of a round exchange keys: stop waiting for those of a
+        node that has left the round, was removed from it or has died. At the end, start the relay.
         """
         store = self.store
         if isinstance(store, FileStore):
@@ -328,8 +327,8 @@ class Rendezvous(RendezvousBase):
             )
 
     def peers(self) -> Peers | None:
-        """The agents that this one hears and those that it misses, as of the last time that the
-        rendezvous was read; None if this agent cannot tell. Any thread may call it.
+        """The agents that this one hears and those that it misses, as of the last read of the
+        rendezvous; None if this agent cannot tell. Thread-safe.
         """
         return self._state_holder.peers
 
@@ -349,7 +348,7 @@ class Rendezvous(RendezvousBase):
         self.exit_round(timeout_seconds=self.timings.keep_alive)
 
     def end_membership(self) -> None:
-        """Have the other members not take the end of this process for a failure."""
+        """Tell the other members that this process ends on purpose."""
         membership, self._membership = self._membership, None
         if membership is not None:
             membership.end()
@@ -367,7 +366,7 @@ class Rendezvous(RendezvousBase):
 
     def has_silent_members(self) -> bool:
         """Whether another member of the round has been silent for `SILENCE_SECONDS`, by the
-        members' connections. To be called several times a second.
+        members' connections. Call it several times a second.
         """
         return bool(self._silent())
 
@@ -379,15 +378,15 @@ class Rendezvous(RendezvousBase):
         return self._others(lambda membership: membership.silent(SILENCE_SECONDS))
 
     def _others(self, choose: Callable[[RoundMembership], set[int]]) -> set[Node]:
-        """The other members of the round whose group ranks are chosen."""
+        """The other members of the round whose group ranks `choose` returns."""
         if self._membership is None:
             return set()
-        # without those that had left the round before this node connected
+        # a rank may have left the round before this node connected
         ranks = choose(self._membership) & self._nodes.keys()
         return {self._nodes[rank] for rank in ranks} - {self.node}
 
     def _prepare_sync(self) -> None:
-        """Before each poll: apply the current limits, and take what the relay has."""
+        """Before each poll: apply the current limits, and use the relay's copy of the ConfigMap."""
         self.limit_nodes(*self._node_counts())
         relay = self._relay
         if relay is not None and self._relayed is not None and (copy := relay.latest()) is not None:
@@ -416,7 +415,7 @@ class Rendezvous(RendezvousBase):
     def _stop_relay(self) -> None:
         if self._relay is not None:
             self._relay.stop()
-            with self.lock:  # a commit is over, or finds that there is no relay
+            with self.lock:  # waits for a commit; a later one finds no relay
                 self._relay = None
 
     def _commit_keep_alives(self, number: int, beats: Mapping[int, datetime]) -> bool:
@@ -455,7 +454,7 @@ class Rendezvous(RendezvousBase):
             if not dead:
                 return
             for node in dead:
-                # nodes with so old a keep-alive are dropped when the state is read again
+                # the next read of the state drops nodes with such an old keep-alive
                 keep_alives[node] = datetime.min.replace(tzinfo=UTC)
             self._state_holder.mark_dirty()
             self._state_holder.sync()

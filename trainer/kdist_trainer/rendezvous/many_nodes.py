@@ -1,20 +1,19 @@
 """Lets many nodes join a round together, and stay in it, with few requests to the API server.
 
-Joining: one of the nodes, the gatherer, joins all. A join replaces the whole state if it has not
-changed since it was read. Of joins that meet, all but one are repeated, so nodes that start
-together would write again and again. Therefore the first node of a round names itself as the
-gatherer in the write by which it joins. The others ask it, and it joins as many as have asked in a
-single write. When the round is complete, it sends them its copy of the state.
+Joining: one of the nodes, the gatherer, adds the others to the round. A join replaces the whole
+state if it has not changed since it was read. Of concurrent joins, all but one are repeated, so
+nodes that start together would write again and again. Therefore the first node of a round names
+itself as the gatherer in the write with which it joins. The others ask it, and it adds all that
+have asked in a single write. When the round is complete, it sends them its copy of the state.
 
-While workers run, the relay, one agent, reads the ConfigMap and sends keep-alives for all of its
-round. The host of the round's exchange publishes its copies of the ConfigMap there, and from time
-to time commits the keep-alives that the others leave there, all in one write.
+While workers run, one agent, the relay, reads the ConfigMap and sends keep-alives for its whole
+round. It is the host of the round's exchange, where it publishes its copies of the ConfigMap. From
+time to time it commits the keep-alives that the others leave there, all in one write.
 
-The ConfigMap stays the only place where a round gets its members: every write is a
-compare-and-swap, which refuses what an old copy led to, and a copy is only a read. Any node may act
-by itself at any time. It joins by itself, and names itself as the next gatherer, if the gatherer
-cannot be reached, ends or does not join it in time; and it reads the ConfigMap and sends its
-keep-alives itself if it hears nothing new from the host.
+Only the ConfigMap decides who is in a round: every write is a compare-and-swap, which fails if it
+is based on an old copy. Any node may act alone at any time: it joins by itself, and names itself as
+the next gatherer, if the gatherer cannot be reached, ends or does not add it in time; and it reads
+the ConfigMap and sends its own keep-alives if it hears nothing new from the host.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ from kdist_trainer.rendezvous.torch_internals import Node
 _ANSWER_SECONDS = 2.0
 """How long a node waits for the gatherer before it reads the ConfigMap."""
 _MOST_WAITS = 2
-"""How often a node finds that it was not joined before it joins by itself."""
+"""How often a node waits for the gatherer in vain before it joins by itself."""
 _MOST_GATHERERS = 2
-"""How many gatherers of one round a node asks, if they fail."""
+"""How many gatherers of one round may fail before a node joins by itself."""
 _BATCH_SECONDS = 0.02
 """How long the gatherer waits for further requests after one: about as long as a write takes."""
 
@@ -61,7 +60,7 @@ class Gatherer(ExchangeHost):
     ATTRIBUTE = "kdist_gatherer"
 
     def is_node(self, node: Node) -> bool:
-        """Whether it is this node."""
+        """Whether the gatherer is this node."""
         return (node.addr, node.pid) == (self.address, self.rank)
 
 
@@ -84,12 +83,12 @@ class Gathering:
         self._request: JoinRequest | None = None
         self._waits = 0
         self._failed: set[str] = set()
-        """The tokens of gatherers of this round that have not joined this node."""
+        """The tokens of gatherers of this round that have not added this node."""
         self._lost: Gatherer | None = None
         """One of them that has ended."""
 
     def begin(self) -> None:
-        """Begin another round, or end the part in this one: nobody is joined any more."""
+        """Begin another round, or end this node's part in the current one."""
         self._end_own()
         self._withdraw()
         self._waits = 0
@@ -98,13 +97,13 @@ class Gathering:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether this node joins by itself, as do others then."""
+        """Whether this node joins by itself, without naming itself as the gatherer."""
         return len(self._failed) >= _MOST_GATHERERS or self._server.key.fingerprint() is None
 
     def name_in(self, state: Any) -> None:
-        """Name this node as the gatherer in a state by which it joins, unless another one is named
-        that may join it. One that has ended is removed: the round would not be complete with it. If
-        it has ended for this node alone, it joins again.
+        """Name this node as the gatherer in the state with which it joins, unless another one is
+        named that may still add it. A gatherer that has ended is removed, since no round can start
+        with it; if only its connection to this node has ended, it joins again.
         """
         named = Gatherer.named_in(state, self._server.key)
         if named is not None and named == self._lost:
@@ -120,7 +119,7 @@ class Gathering:
             self._own.name_in(state)
 
     def ask(self, state: Any) -> bool:
-        """Ask the gatherer to join this node, and wait a while; then the state has to be read.
+        """Ask the gatherer to add this node, and wait a while; after that the state must be read.
         Returns False if this node must join by itself.
         """
         named = Gatherer.named_in(state, self._server.key)
@@ -144,8 +143,8 @@ class Gathering:
         return True
 
     def pause(self, seconds: float) -> bool:
-        """Wait for at most `seconds`, as the gatherer for requests and as another node for the
-        state; returns whether this node has got it.
+        """Wait for at most `seconds`: as the gatherer for requests, as another node for its copy of
+        the state. Returns whether to read the state now.
         """
         if self._own is not None and self._is_named:
             if self._server.join_requests(self._own).wait(seconds):
@@ -172,8 +171,8 @@ class Gathering:
         ]
 
     def follow(self, state: Any) -> None:
-        """Take in a state that was read or written: once a round is complete, its gatherer answers
-        all requests, and nobody else waits for that.
+        """Process a state that was read or written: once a round is complete, its gatherer answers
+        all requests, and other nodes withdraw theirs.
         """
         if state.complete:
             self._withdraw()
@@ -188,7 +187,7 @@ class Gathering:
         self._end_own(self._store.fetch(fresh_seconds=math.inf).to_json() + b"\n")
 
     def _wait(self, seconds: float) -> bool:
-        """Wait for the response to the request, and have the store use the copy that it is."""
+        """Wait for the response, a copy of the ConfigMap, and have the store use it."""
         assert self._request is not None  # noqa: S101 - for the type checker: both callers have one
         response = self._request.wait(seconds)
         if response is None:
@@ -217,7 +216,7 @@ class Relay(ABC):
 
     Args:
         exchange: The exchange of the round.
-        interval: The seconds between two rounds of the thread.
+        interval: The seconds between two turns of the thread.
     """
 
     def __init__(self, exchange: ExchangeStore, *, interval: float) -> None:
@@ -235,7 +234,7 @@ class Relay(ABC):
         self._stopped.set()
 
     def latest(self) -> Copy | None:
-        """The newest copy of the ConfigMap; None if the host has said nothing for a while."""
+        """The newest copy of the ConfigMap; None if nothing came from the host for a while."""
         latest = self._latest
         if latest is None or self._stopped.is_set():
             return None
@@ -288,7 +287,7 @@ class RelayHost(Relay):
         try:
             copy = self._read()
         except DistError:
-            return  # without a pulse the others find out for themselves
+            return  # without a pulse the others read the ConfigMap themselves
         self._latest = copy, time.monotonic()
         if copy.version != self._published:
             self._exchange.set(_COPY, copy.to_json())
@@ -297,7 +296,7 @@ class RelayHost(Relay):
         self._exchange.set(_PULSE, f"{self._turns} {copy.version}")
         if time.monotonic() >= self._commit_at:
             beats = self._beats()
-            with suppress(RendezvousError):  # it is tried again in the next turn
+            with suppress(RendezvousError):  # the next turn tries again
                 if self._commit(beats):
                     self._commit_at = time.monotonic() + self._commit_seconds
 

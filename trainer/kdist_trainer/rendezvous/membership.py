@@ -1,16 +1,14 @@
 """Tells the members of a round which of them have died or fallen silent. Each holds a connection to
 the host of the round.
 
-The kernel closes the connections of a process however it ends. One may also be closed by what is
-between two nodes, such as a proxy that has waited long enough; then the member connects again at
-once. A node that loses power closes none: it no longer answers. So the host sends a line in each
-interval, and members answer each. A member that was lost before it had connected is missed when it
-does not connect in time.
+However a process ends, the kernel closes its connections. A device between two nodes may also close
+one, such as a proxy with an idle timeout; then the member reconnects at once. A node that loses
+power closes none, but no longer answers: so the host sends a line in each interval, and members
+answer each. A member that was lost before it connected is noticed when it does not connect in time.
 
-A member opens with its group rank, and closes with an empty line if it leaves on purpose. A line of
-the host has the ranks that are disconnected, those that have left, those that have not answered
-with the seconds since, and the second host of the round, which has told it so in a line of its own.
-All lines are JSON.
+A member first sends its group rank, and last an empty line if it leaves on purpose. A line of the
+host lists, as JSON, the ranks that are disconnected, those that have left, those that do not answer
+with the seconds since, and the second host of the round, once that has announced itself.
 """
 
 from __future__ import annotations
@@ -36,10 +34,10 @@ MEMBER = "member"
 INTERVAL_SECONDS = 0.25
 """How often the host of a round sends a line."""
 SILENCE_SECONDS = 1.25
-"""How long a member that the others wait for must be silent at least to count as lost."""
+"""The shortest silence after which a member that the others wait for counts as lost."""
 DISCONNECTED_SECONDS = 0.5
-"""How long a member must be disconnected to count as lost while workers run: one that lives
-connects again at once. Once this node has left the round too, any time will do.
+"""How long a member must be disconnected to count as lost while workers run: a live one reconnects
+at once. Once this node has left the round too, a lost connection suffices.
 """
 _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.1
@@ -48,7 +46,7 @@ LINE_BYTES = 4096
 _HOST_LINE_BYTES = 1 << 16
 _ANSWER, _GOODBYE = b".", b""
 _SILENCE_FACTOR = 2.0
-"""How much longer a silence must be than the longest one that has ended: a busy node is late."""
+"""How many times as long as the longest earlier silence it must be: a busy node answers late."""
 
 
 @dataclass
@@ -57,7 +55,7 @@ class _Member:
 
     Attributes:
         connection: The connection.
-        has_answered: Whether it has since the last line was sent.
+        has_answered: Whether it has answered since the last line was sent.
         silence: The seconds without an answer.
     """
 
@@ -88,7 +86,7 @@ class MemberConnections:
             self._expected_seconds = seconds
 
     def connect(self, rank: int, connection: Connection) -> None:
-        """Take this connection as that of the member with group rank `rank`."""
+        """Add the connection of the member with group rank `rank`."""
         with self._lock:
             self._members[rank] = _Member(connection)
             self._expected.discard(rank)
@@ -96,7 +94,7 @@ class MemberConnections:
             self._send()
 
     def take(self, rank: int, line: bytes) -> None:
-        """Take in a line of the member with group rank `rank`. Raises `ValueError`."""
+        """Process a line of the member with group rank `rank`. Raises `ValueError`."""
         member = self._members.get(rank)
         if member is not None:
             member.has_answered = True
@@ -108,7 +106,7 @@ class MemberConnections:
                 self._send()
 
     def disconnect(self, rank: int, connection: Connection) -> None:
-        """This connection of the member with group rank `rank` has ended."""
+        """Remove the connection of the member with group rank `rank`, which has ended."""
         with self._lock:
             member = self._members.get(rank)
             if member is None or member.connection is not connection:
@@ -125,10 +123,10 @@ class MemberConnections:
             self._send()
 
     def send(self) -> None:
-        """Send a line to all members, as is due once in each interval."""
+        """Send a line to all members. To be called once in each interval."""
         with self._lock:
             now = time.monotonic()
-            # if this process was paused, that is no silence of the others
+            # capped: if this process was paused, the others were not silent
             elapsed = min(now - self._sent_at, 2 * INTERVAL_SECONDS)
             self._sent_at = now
             for member in self._members.values():
@@ -191,11 +189,11 @@ class MemberConnection:
         return set(self._left)
 
     def silent(self, seconds: float) -> set[int]:
-        """The group ranks of the members that have been silent for more than `seconds`, or longer
-        if there were longer silences. To be called several times in an interval.
+        """The group ranks of the members that have been silent for more than `seconds`, or for
+        longer if earlier silences were long. To be called several times in an interval.
         """
         now = time.monotonic()
-        # if this process was paused, that is no silence of the host
+        # capped: if this process was paused, the host was not silent
         elapsed = min(now - self._counted_at, INTERVAL_SECONDS)
         self._counted_at = now
         if self._lines != self._counted_lines or not self._lines:
@@ -205,13 +203,13 @@ class MemberConnection:
             self._host_silence += elapsed
         self._counted_lines = self._lines
         bound = max(seconds, _SILENCE_FACTOR * self._longest_silence)
-        if self._host_silence > 2 * INTERVAL_SECONDS:  # of the others it tells nothing
+        if self._host_silence > 2 * INTERVAL_SECONDS:  # then it reports on nobody else
             return {self.host.rank} if self._host_silence > bound else set()
         return {rank for rank, silence in self._silences.items() if silence > bound}
 
     def note_host_end(self) -> None:
-        """Count the host as disconnected until it sends a line again. For a caller who knows that
-        it has ended, perhaps before this member could connect to it.
+        """Count the host as disconnected until it sends a line again: it has ended, perhaps before
+        this member could connect to it.
         """
         self._set_disconnected([*self._disconnected, self.host.rank])
 
@@ -224,7 +222,7 @@ class MemberConnection:
                 connection.sendall(self._announcement)
 
     def leave(self) -> None:
-        """Close the connection; for the others this member is not disconnected."""
+        """Close the connection on purpose: this member has left, and is not disconnected."""
         self._ended.set()
         connection = self._socket
         if connection is not None:
@@ -260,7 +258,7 @@ class MemberConnection:
                 self.note_host_end()
 
     def _read(self, line: bytes) -> None:
-        """Take in a line of the host."""
+        """Process a line of the host."""
         disconnected, left, late, second = parse_json(line)
         if second is not None and self._second is None:
             self._second = second

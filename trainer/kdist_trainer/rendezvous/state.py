@@ -2,13 +2,13 @@
 declaring a node dead, and with kdist's timings.
 
 torch keeps the state as a pickle and reads it with `pickle.loads`, wherever it comes from. What
-comes from others, over a ConfigMap, a relay, the gatherer or a TCPStore, is read here by an
-allow-list and checked (`SafeBackend`), and torch gets what this process has pickled from that.
+comes from others, over a ConfigMap, a relay, the gatherer or a TCPStore, is read here with an
+allow-list and validated (`SafeBackend`), and pickled again for torch by this process.
 
 Each node that writes the state leaves the fingerprint of its exchange key there. The key is a file
-that may be missing, come late or differ from that of the others, as when a Secret was made again. A
-round gets an exchange only if all of its members have the same key; otherwise all exchange through
-the store of the rendezvous.
+that may be missing, come late or differ from that of the others, as after a Secret was re-created.
+A round gets an exchange only if all of its members have the same key; otherwise all exchange
+through the store of the rendezvous.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.rendezvous import RendezvousStateError
@@ -39,15 +39,15 @@ from kdist_trainer.rendezvous.stores import KubernetesStore
 from kdist_trainer.rendezvous.torch_internals import Node, State, StateHolder
 
 KEYS_ATTRIBUTE = "kdist_exchange_keys"
-"""Where the rendezvous state has the fingerprints, by node."""
+"""The attribute of the rendezvous state that has the fingerprints, by node."""
 
 _KEY = "kdist/exchange-key"
 _KEY_BYTES = 32
 
 
 def open_key(store: Store) -> ExchangeKey:
-    """The key of the exchanges of a job with this store. A ConfigMap is read by many, so the key is
-    mounted next to the token; any other store has a random one, as only agents can read it.
+    """The key of the exchanges of a job with this store. Many can read a ConfigMap, so its key is
+    mounted next to the token; any other store, which only agents can read, holds a random key.
     """
     if isinstance(store, KubernetesStore):
         return ExchangeKey((store.config_map.server.account / KEY_FILE).read_bytes)
@@ -55,7 +55,7 @@ def open_key(store: Store) -> ExchangeKey:
 
 
 def name_key(state: State, node: Node | None, key: ExchangeKey) -> None:
-    """Put the fingerprint of a node's key into a rendezvous state, and forget dead nodes'."""
+    """Put the fingerprint of a node's key into a rendezvous state, and drop those of dead nodes."""
     known = state.last_heartbeats.keys() | state.participants.keys()
     found = {each: text for each, text in _fingerprints(state).items() if each in known}
     if node is not None:
@@ -75,12 +75,8 @@ def all_have_key(state: State, key: ExchangeKey) -> bool:
 
 
 def are_valid_keys(fields: object) -> bool:
-    """Whether a rendezvous state may have these fields as the fingerprints."""
-    return fields is None or (
-        type(fields) is dict
-        and all(type(node) is Node for node in fields)
-        and all(type(text) is str for text in fields.values())
-    )
+    """Whether these fields of a rendezvous state are fingerprints by node, or None."""
+    return fields is None or (_maps(fields) and all(type(text) is str for text in fields.values()))
 
 
 def _fingerprints(state: State) -> dict[Node, str]:
@@ -113,7 +109,7 @@ def read_state(data: bytes) -> State:
     """Read a rendezvous state that torch has pickled.
 
     Raises:
-        UnsafePickleError: It is none, or refers to anything else.
+        UnsafePickleError: It is not valid, or refers to anything else.
     """
     if len(data) > _MOST_BYTES:
         raise UnsafePickleError(f"the rendezvous state has {len(data)} bytes")
@@ -145,7 +141,7 @@ def _is_valid(name: str, fields: dict[str, Any]) -> bool:
             return type(value) is set and all(type(node) is Node for node in value)
 
 
-def _maps(value: object) -> bool:
+def _maps(value: object) -> TypeGuard[dict[Node, Any]]:
     return type(value) is dict and all(type(node) is Node for node in value)
 
 
@@ -196,8 +192,8 @@ _CONNECT_SECONDS, _CONNECT_POLLS = 1.0, 4
 
 @dataclass(frozen=True)
 class RendezvousTimings:
-    """Timings in seconds. They grow with the number of nodes, so that a store sees about the same
-    load from any job.
+    """Timings in seconds. They grow with the number of nodes, so that all jobs put about the same
+    load on a store.
     """
 
     nodes: int
@@ -205,8 +201,8 @@ class RendezvousTimings:
     poll: float
     """The poll interval of the state while a round is open."""
     first_poll: float
-    """The first such interval after this node has changed the state, since others answer such a
-    change at once; each one is longer than the one before.
+    """The first such interval after this node has changed the state, since others respond to a
+    change at once; the next intervals grow.
     """
     watch: float
     """The poll interval of the state while workers run."""
@@ -222,9 +218,7 @@ class RendezvousTimings:
     pace: float
     """The longest random pause of a node before it joins."""
     gathers: bool
-    """Whether nodes join together: each join replaces the whole state if it has not changed since,
-    so joins that meet are repeated, all but one.
-    """
+    """Whether a gatherer adds the nodes that join, since concurrent joins would conflict."""
     spread: float
     """The longest random pause of nodes that want to change the state at the same time."""
     max_wait: float
@@ -234,7 +228,7 @@ class RendezvousTimings:
 
     def connect_seconds(self, failures: int) -> float:
         """How long the members of a complete round may take to see that it is complete and connect
-        to its host, after so many failed exchanges in a row: a slow node gets more time.
+        to its host, after that many failed exchanges in a row: a slow node gets more time.
         """
         return max(_CONNECT_SECONDS, _CONNECT_POLLS * self.poll) * 2.0 ** min(failures, 4)
 
@@ -286,17 +280,16 @@ _POLL_FACTOR = 1.5
 
 
 class SpareNodeError(RendezvousError):
-    """The round has as many nodes as it may have: this one waits until it is needed."""
+    """The round is full: this node waits until it is needed."""
 
 
 @dataclass(frozen=True)
 class RendezvousStatus:
-    """The state of the rendezvous, as an agent sees it whose workers run.
+    """The state of the rendezvous, as seen by an agent whose workers run.
 
     Attributes:
         waiting: Nodes that want to join.
-        vacant: Places that stay free once these have joined; no node can follow them if there is
-            none.
+        vacant: Places that are still free once these have joined.
         left: Members of the round that have left it, were removed or have died; they do not return
             to it.
         silent: Members of the round whose keep-alives are missing.
@@ -329,13 +322,13 @@ class RendezvousState(StateHolder):
     """torch's copy of the shared state, with other rules for closing a round and for declaring a
     node dead.
 
-    A round after the first is closed as soon as all nodes that are known to be there have joined
-    it, if they are enough. Nodes that want to join, or have left the round before, are in the wait
-    list: an elastic group that starts without one of them would have to restart at once.
+    A round after the first is closed as soon as all known nodes have joined it, if they are enough.
+    Nodes that want to join, or have left the round before, are in the wait list: an elastic group
+    that starts without one of them would have to restart at once.
 
     A node is dead when its keep-alive has not changed for a number of intervals, as seen by this
     node. torch compares the clocks of two nodes instead, and declares all nodes dead when a store
-    returns after an outage. A member is dead at once if its connection tells so (see
+    returns after an outage. A member is dead at once if its connection shows it (see
     `kdist_trainer.rendezvous.membership`). A complete round does not lose a node for that alone: a
     dead member is removed by a member that has left the round, or by any node once all members are
     silent.
@@ -347,7 +340,7 @@ class RendezvousState(StateHolder):
         settings: RendezvousSettings,
         timings: RendezvousTimings,
     ) -> None:
-        # With this interval torch itself declares only those nodes dead that are marked so.
+        # With this interval torch itself declares only those nodes dead that kdist has marked.
         super().__init__(
             SafeBackend(backend),
             replace(settings, keep_alive_interval=_NEVER),
@@ -358,20 +351,20 @@ class RendezvousState(StateHolder):
         """Nodes whose keep-alives are missing."""
         self.peers: Peers | None = None
         """The agents as of the last read; None before it, and while this node's own keep-alives do
-        not arrive, which then says nothing about others.
+        not arrive either, since it then cannot judge others.
         """
         self.before_sync: Callable[[], object] = lambda: None
         """Called before each poll: the limits on the number of nodes may have changed."""
         self.node: Node | None = None
-        """The node that this is the copy of."""
+        """The node that this copy belongs to."""
         self.offer_host: Callable[[int, int], ExchangeHost | None] = lambda *_: None
         """Returns this node, with its group rank, as the host of a round, or None."""
         self.key = NO_KEY
         """The key of the job's exchanges."""
         self.gathering: Gathering | None = None
-        """How nodes join together; None where each joins by itself."""
+        """How nodes join through a gatherer; None where each joins by itself."""
         self.find_dead: Callable[[], set[Node]] = set
-        """Returns the members of the latest round that are dead by what their connections tell."""
+        """Returns the members of the latest round that are dead according to their connections."""
         self.notifies_spare = False
         """Whether to raise `SpareNodeError`, once, when this node has no place in a full round."""
         self._member_of: int | None = None
@@ -387,14 +380,14 @@ class RendezvousState(StateHolder):
         """Whether the state was ever read."""
 
     def pause(self) -> None:
-        """Wait until it is time for the next poll, or there is something new."""
+        """Wait until the next poll is due, or something new has come."""
         if self.gathering is None:
             time.sleep(self.poll_seconds())
         elif self._is_known and self.gathering.pause(self.poll_seconds()):
             self.expire()
 
     def end_gathering(self) -> None:
-        """Join nobody any more, and ask nobody to."""
+        """Add no more nodes, and withdraw the request to be added."""
         if self.gathering is not None:
             self.gathering.begin()
 
@@ -449,22 +442,22 @@ class RendezvousState(StateHolder):
         return written
 
     def _joining_seconds(self) -> float:
-        """How long the store is busy at least until all nodes have joined the open round."""
+        """The least time that the store needs until all nodes have joined the open round."""
         if self.state.complete:
             return 0.0
         joined: int = len(self.state.participants)
         return (self.timings.nodes - joined) * self.timings.write
 
     def _join_together(self, gathering: Gathering) -> None:
-        """Have another node join this one, if that is what the next write is for; join those that
-        have asked this one.
+        """Ask the gatherer to add this node, if the next write would be to join; as the gatherer,
+        add those that have asked.
         """
         state = self.state
         if not self.is_dirty:
             for newcomer in gathering.newcomers(state):
                 if len(state.participants) < self.max_nodes:
                     self.add_participant(newcomer)
-                    name_key(state, newcomer, self.key)  # else it could not have asked
+                    name_key(state, newcomer, self.key)  # has asked, so it has this key
         elif self.node in state.participants and not (self._is_participant or self._is_complete):
             if gathering.ask(state):
                 self.discard()
@@ -486,7 +479,7 @@ class RendezvousState(StateHolder):
             host.name_in(state)
 
     def adjust_state(self) -> None:
-        """Mark the nodes as dead whose keep-alives are missing, where the rules allow it."""
+        """Mark nodes as dead, by the rules in the docstring of the class."""
         state, timings, now = self.state, self.timings, time.monotonic()
         elapsed = min(now - self._read_at, timings.keep_alive)
         self._read_at = now

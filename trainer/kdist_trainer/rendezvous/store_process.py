@@ -1,8 +1,8 @@
 """Hosts torch's TCPStore for the agent that started this process: `python -m
-kdist_trainer.rendezvous.store_process HOST PORT DESCRIPTOR`, with the socket that listens.
+kdist_trainer.rendezvous.store_process HOST PORT DESCRIPTOR`, the last being a listening socket.
 
-Whoever reaches the store may use up its descriptors, its memory and its processor, which are then
-not the agent's. The process ends with its agent, which holds the other end of its standard input.
+A client can exhaust the store's descriptors, memory and CPU time; the agent's are separate. The
+process ends with its agent, which holds the other end of its standard input.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 _started: list[subprocess.Popen[bytes]] = []
-"""The processes of this agent, whose standard input closes with it."""
+"""Kept, since each process ends when its standard input is closed."""
 
 
 def start(host: str, port: int, descriptor: int) -> subprocess.Popen[bytes]:
@@ -43,8 +43,8 @@ def pids() -> set[int]:
 
 
 def main(host: str, port: str, descriptor: str) -> None:
-    """Serve until the agent has ended. A request to stop is for the agent, whose peers may need
-    the store until then.
+    """Serve until the agent has ended. Signals to stop are ignored: they are meant for the agent,
+    whose peers may need the store until it ends.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

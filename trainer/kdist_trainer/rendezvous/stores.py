@@ -3,23 +3,23 @@
 `FileStore` is for `kdist run`: a folder with one small file per key. torch's own FileStore appends
 each write to a log in several pieces: an agent killed between two of them leaves a log that cannot
 be read, and keep-alives grow it without limit. This store replaces a value by renaming a new file,
-so any process may die at any instruction. Writers take turns by a lock, which the kernel releases
-when its holder dies.
+so any process may die at any instruction. Writers hold a lock, which the kernel releases when they
+die.
 
 `KubernetesStore` is for a cluster: one ConfigMap, which survives the loss of any agent and needs no
 server of its own. Every change reads the ConfigMap and replaces it if it has not changed since
 (compare-and-swap on its resourceVersion), so any number of agents may write at once, and any may
 die at any instruction. One read serves all keys that this process waits for.
 
-torch and the agents write some keys of each round and remove none, so both stores remove those of
-old rounds: the file store with the first key of a round, which shows that all nodes of the round
-before had come together; the ConfigMap, which holds at most a mebibyte, with the next change.
+torch and the agents write keys for each round and remove none, so both stores remove those of old
+rounds: the file store after the first key of a new round, which shows that the one before had been
+complete; the ConfigMap, which holds at most 1 MiB, with its next change.
 
 `open_tcp_store` opens torch's TCPStore, hosted by the agent that the address names, for jobs that
-cannot have a Role. It listens at the agent's own address, in a process of its own, which a flood of
-connections may use up without harm to the agent. It has no bounds and authenticates nobody: agents
-that join later are newcomers. If the agent that hosts it is lost, so is the store: the other agents
-exit, and the job resumes when all are restarted.
+cannot have a Role. It listens at the agent's own address, in a process of its own, so that a flood
+of connections does not harm the agent. It has no limits and authenticates nobody: agents may join
+later. If the agent that hosts it is lost, so is the store: the other agents exit, and the job
+resumes when all are restarted.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ _NUMBERED = re.compile(r"(torch\.rendezvous\..*\.|kdist/.*/generation/)(\d+)(?:/
 
 
 def split_number(key: str) -> tuple[str, int] | None:
-    """What a key counts, and the number of its round or generation; None if it is of none."""
+    """The prefix of a key, and the number of its round or generation; None without a number."""
     match = _NUMBERED.fullmatch(key)
     return (match[1], int(match[2])) if match else None
 
 
 def find_old(keys: Iterable[str], *, kept: int) -> set[str]:
-    """The keys of rounds and generations before the `kept` newest ones that there are keys of."""
+    """The keys of all but the `kept` newest rounds and generations."""
     numbered = {key: found for key in keys if (found := split_number(key)) is not None}
     newest: dict[str, int] = {}
     for prefix, number in numbered.values():
@@ -79,9 +79,9 @@ POLL_SECONDS = 0.01
 _FIRST_POLL_SECONDS = 0.001
 _LOCK = "lock"
 _KEPT_FILE_ROUNDS = 3
-"""The one that begins, and the two newest ones that were complete."""
+"""The round that begins, and the latest two complete ones."""
 _REMOVAL_SECONDS = 2.0
-"""How long after a round has begun those before it are removed."""
+"""How long after a round has begun the keys of old ones are removed."""
 
 
 class FileStore(Store):
@@ -99,7 +99,7 @@ class FileStore(Store):
         """Called at each poll while a key is waited for; an exception ends the wait."""
         self._timeout_seconds = timeout_seconds
         self._newest: dict[str, int] = {}
-        """By what is counted, the newest number that this process has written."""
+        """The newest number that this process has written, by the prefix of its key."""
         self._removes_at = math.inf
         """When the keys of old rounds are removed, a monotonic time."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -184,8 +184,8 @@ class FileStore(Store):
         except OSError as error:
             # torch handles errors of a store, not those of a disk
             raise dist.DistStoreError(f"{key} cannot be written: {error}") from error
-        # With the first key of a round that this process writes, those of old rounds are removed:
-        # not at once, since the others wait for this key and the next ones.
+        # The first key of a round that this process writes has those of old rounds removed, a while
+        # later, since the others wait for this key and the next ones.
         prefix, number = split_number(key) or ("", 0)
         if number > self._newest.get(prefix, 0):
             self._newest[prefix] = number
@@ -207,7 +207,7 @@ class FileStore(Store):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the writers' lock, which excludes other threads too, as each opens the file."""
+        """Hold the writers' lock; it excludes other threads too, since each opens the file."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         handle = spend(lambda: os.open(self.folder / _LOCK, flags, 0o600))
         try:
@@ -225,11 +225,10 @@ class FileStore(Store):
                 return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    message = (
-                        f"wait timeout after {self._timeout_seconds * 1000:.0f}ms: another "
-                        "process holds"
-                    )
-                    raise dist.DistStoreError(f"{message} the lock {self.folder / _LOCK}") from None
+                    raise dist.DistStoreError(
+                        f"wait timeout after {self._timeout_seconds * 1000:.0f}ms: another process "
+                        f"holds the lock {self.folder / _LOCK}"
+                    ) from None
             time.sleep(pause)
             pause = min(POLL_SECONDS, pause + POLL_SECONDS / 10)
 
@@ -251,7 +250,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 MOST_BYTES = 1_000_000
 _FRESH_SECONDS = 0.03
-"""How long a copy serves further reads: torch reads each key by itself."""
+"""How long a copy serves further reads: torch reads each key separately."""
 _STALE_SECONDS = 0.5
 _WRITERS = "__writers"  # encode_key never returns this
 _WRITER_BYTES, _MOST_WRITERS = 6, 128
@@ -262,7 +261,7 @@ Values = dict[str, bytes]
 
 
 class StoreRefusedError(dist.DistStoreError):
-    """The API server answers, and refuses what it has served before."""
+    """The API server answers, but refuses what it has served before."""
 
 
 class KubernetesStore(Store):
@@ -354,16 +353,12 @@ class KubernetesStore(Store):
         """Remove `key`; returns whether it existed."""
         return self._change(lambda values: values.pop(key, None) is not None)
 
-    def num_keys(self) -> int:
-        """The number of keys."""
-        return len(self._read())
-
     def has_extended_api(self) -> bool:
         """False: the store has none of torch's optional operations, such as queues."""
         return False
 
     def limit_refusals(self, seconds: float) -> None:
-        """Have operations raise `StoreRefusedError` once the API server has refused for so long."""
+        """Have operations raise `StoreRefusedError` after `seconds` of refusals."""
         self.config_map.refused_seconds = seconds
 
     def fetch(self, *, fresh_seconds: float = 0.0) -> Copy:
@@ -374,8 +369,8 @@ class KubernetesStore(Store):
         return copy
 
     def offer(self, copy: Copy) -> None:
-        """Have a copy that another agent has read serve the next reads, unless it is older than
-        this store's: what this agent has seen or written stays seen.
+        """Use a copy that another agent has read for the next reads, unless it is older than this
+        store's: reads never go back in time.
         """
         held = self._copy
         if held is None or copy.version >= held.version:
@@ -408,7 +403,7 @@ class KubernetesStore(Store):
             if values == before:
                 if is_current:
                     return result
-                copy = None  # only the current values show that nothing is to be changed
+                copy = None  # only the current values show that no change is needed
                 continue
             writer = secrets.token_bytes(_WRITER_BYTES)
             attempts[writer] = result
@@ -539,10 +534,11 @@ def open_tcp_store(
             if not is_host and is_own_host(host, node=node, address=address):
                 is_host = _host(address or host, port)
             where = (address or host) if is_host else host
-            # The host may not resolve yet and the port may be closed; torch itself would wait in
-            # silence, or not at all.
+            # The host may not resolve yet and the port may be closed; torch itself would wait
+            # without a message, or not at all.
             socket.create_connection((where, port), _CONNECT_SECONDS).close()
-            return _open(where, port, timeout_seconds), is_host
+            timeout = timedelta(seconds=timeout_seconds)
+            return TCPStore(where, port, timeout=timeout, wait_for_workers=False), is_host
         except (OSError, DistError):
             if time.monotonic() > deadline:
                 raise
@@ -588,13 +584,3 @@ def _host(host: str, port: int) -> bool:
     with listener:
         store_process.start(host, port, listener.fileno())
     return True
-
-
-def _open(host: str, port: int, timeout_seconds: float) -> Store:
-    return TCPStore(
-        host,
-        port,
-        is_master=False,
-        timeout=timedelta(seconds=timeout_seconds),
-        wait_for_workers=False,
-    )

@@ -46,9 +46,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 OWN_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-"""The variable by which torch has rank 0 start a TCPStore of its own in each round: it reads it in
-the agent.
-"""
+"""The variable with which torch has rank 0 start a TCPStore in each round; the agent reads it."""
 
 Node = _NodeDesc
 """A node as the rendezvous state lists it, with the fields `addr`, `pid` and `local_id`. Nodes get
@@ -61,14 +59,15 @@ State = _RendezvousState
 
 
 def replace_polling(pause: Callable[[], object]) -> None:
-    """Have torch's rendezvous, in all of this process, `pause` before it polls, not for a second.
+    """Have torch's rendezvous, in all of this process, call `pause` before it polls instead of
+    sleeping for a second.
 
-    torch asks for a random pause, a range of seconds, before a node's first round is followed by
-    another, and after a conflict. Nodes that join have paused already (`RendezvousTimings.pace`),
-    and so have writers that met (`RendezvousState.sync`).
+    torch also sleeps for a random time, given as a range, before the first round and after a
+    conflict. This is skipped: nodes that join have paused already (`RendezvousTimings.pace`), and
+    so have writers after a conflict (`RendezvousState.sync`).
 
     torch also inspects the stack for the names of its methods, for events that nobody reads, which
-    takes longer than all else; this ends that too.
+    takes longer than all the rest; this is skipped too.
     """
 
     def delay(*, seconds: float | tuple[float, float]) -> None:
@@ -80,8 +79,8 @@ def replace_polling(pause: Callable[[], object]) -> None:
 
 @contextmanager
 def own_store_in_each_round() -> Iterator[None]:
-    """Within the `with` block, torch has rank 0 start a TCPStore of its own in each round. Not
-    afterwards, since workers would inherit the variable by which it does.
+    """Within the `with` block, torch has rank 0 start a TCPStore in each round. Afterwards the
+    variable is restored, since workers would inherit it.
     """
     before = os.environ.get(OWN_STORE_VARIABLE)
     os.environ[OWN_STORE_VARIABLE] = "1"
@@ -100,9 +99,9 @@ def replace_port_picker(pick_port: Callable[[], int]) -> None:
 
 
 def replace_script_start(start: Callable[[Sequence[str], Mapping[str, str]], Any]) -> None:
-    """Have torch's agent, in all of this process, start a script by `start`, which gets its command
-    line and its environment and returns what stands in for a `subprocess.Popen`, or None for a new
-    process as usual.
+    """Have torch's agent, in all of this process, start scripts with `start`, which gets the
+    command line and the environment, and returns a substitute for the `subprocess.Popen`, or None
+    to have torch start the process.
     """
 
     class Handler(SubprocessHandler):
@@ -135,7 +134,7 @@ class StateHolder(_BackendRendezvousStateHolder):
 
     def add_participant(self, node: Node) -> None:
         """Add a node to the participants of the open round, as torch does for its own; the round is
-        complete if it has the most nodes then.
+        complete if it is full then.
         """
         executor = _DistributedRendezvousOpExecutor(node, self, self._settings)
         executor._state = self.state
@@ -218,8 +217,8 @@ class RendezvousBase(DynamicRendezvousHandler):
             return len(state.participants) if is_running else 0
 
     def exchange_store(self, store: Store) -> Store:
-        """The store that the agents of a round exchange their ranks through, once it is complete;
-        `store` is the one of the rendezvous with a prefix for the round.
+        """The store through which the agents of a complete round exchange their ranks; `store` is
+        that of the rendezvous with a prefix for the round.
         """
         return store
 
@@ -276,8 +275,8 @@ class ElasticAgentBase(LocalElasticAgent):
     ) -> tuple[PContext | None, dict[int, dict[str, str]]]:
         """Start the workers of these local ranks.
 
-        torch starts all workers of a node or none; here its call that starts them gets only those
-        that are to start, numbered from 0.
+        torch starts all workers of a node or none, so its call that starts them is replaced: it
+        gets only these workers, numbered from 0.
 
         Returns:
             torch's handle of the started workers, in the order of their local ranks, or None if
@@ -339,8 +338,8 @@ class ElasticAgentBase(LocalElasticAgent):
         super()._set_local_rank_env(worker_env, local_rank, spec)
         worker_env.update(self.rank_environment())
 
-    # torch would resolve this host's name for each of its own events, which nobody reads and which
-    # may take seconds.
+    # For each of its events, which nobody reads, torch would resolve this host's name, which may
+    # take seconds.
 
     @contextmanager
     def record_duration(self, state: str) -> Iterator[None]:  # noqa: ARG002

@@ -1,6 +1,4 @@
-"""A way to a server on this machine that a test can cut: for one client, while others go on to
-reach it.
-"""
+"""A proxy to a local server that a test can cut: one client loses the server, others reach it."""
 
 from __future__ import annotations
 
@@ -10,9 +8,9 @@ import threading
 from typing import Self
 
 
-class Relay:
-    """Hands on what comes to `port` to the port `target`, and back. Cut, it refuses; what was open
-    is cut as well.
+class Proxy:
+    """Forwards connections to `port` to the port `target` until it is cut, which also ends those
+    that are open.
     """
 
     def __init__(self, target: int) -> None:
@@ -20,16 +18,16 @@ class Relay:
         self._open: list[socket.socket] = []
         self._listener: socket.socket | None = None
         self.port = 0
-        self.mend()
+        self.restore()
 
-    def mend(self) -> None:
-        """Take connections (again), always on the same port."""
+    def restore(self) -> None:
+        """Accept connections (again), always on the same port."""
         listener = socket.create_server(("127.0.0.1", self.port))
         self._listener, self.port = listener, listener.getsockname()[1]
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def cut(self) -> None:
-        """Let nothing through any more."""
+        """End all connections and accept no more."""
         if self._listener is not None:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)  # which ends accept()
@@ -53,10 +51,10 @@ class Relay:
                 far = socket.create_connection(("127.0.0.1", self._target))
                 self._open += [near, far]
                 for source, sink in ((near, far), (far, near)):
-                    threading.Thread(target=_hand_on, args=(source, sink), daemon=True).start()
+                    threading.Thread(target=_forward, args=(source, sink), daemon=True).start()
 
 
-def _hand_on(source: socket.socket, sink: socket.socket) -> None:
+def _forward(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
             sink.sendall(data)

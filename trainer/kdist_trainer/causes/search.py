@@ -260,7 +260,7 @@ class Origin:
             spec = importlib.util.find_spec(self.module.partition(".")[0])
         except (ImportError, ValueError):
             return False
-        # not found: it is another process's, which has other import paths
+        # not found here: another process may have had other import paths
         return spec is None or (
             spec.origin not in (None, "built-in", "frozen") and is_user_code(str(spec.origin))
         )
@@ -282,7 +282,7 @@ _USERS_BASES = frozenset(
         "ValueError",
     }
 )
-"""Types that Python raises for what a program does wrong."""
+"""Types that Python raises for mistakes in a program."""
 _FIX = "fix {place}"
 _AGAIN = (
     "this error is in no table of causes and may pass; if it comes back alike, see its traceback: "

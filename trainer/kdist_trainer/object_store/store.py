@@ -137,8 +137,8 @@ def _split(url: str, kind: str) -> SplitResult:
 
 FIRST_WAIT_SECONDS: Final = 0.1
 LONGEST_WAIT_SECONDS: Final = 5.0
-# An attempt begins in the first half of the time and ends in the third quarter: the last one is for
-# reading back.
+# An attempt begins in the first half of the time and takes at most a quarter, so the last quarter
+# is left for reading back.
 BEGIN_SHARE: Final = 0.5
 REQUEST_SHARE: Final = 0.25
 

@@ -11,7 +11,7 @@ many simultaneous clients every five seconds. The TCPStore's client waits foreve
 ignores signals meanwhile, and prints a page of C++ frames for each host that has exited.
 
 A client is admitted by a token, derived from the job's exchange key and a nonce of the round. The
-nonce is in the rendezvous state, which more people can read. The key of a cluster is in a Secret,
+nonce is in the rendezvous state, which more people can read. In a cluster the key is in a Secret,
 which the kubelet mounts and no role of kdist's can read; with `kdist run` it is in the run's
 private folder.
 

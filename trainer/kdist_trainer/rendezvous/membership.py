@@ -1,10 +1,10 @@
 """Tells the members of a round which of them have died or fallen silent. Each holds a connection to
 the host of the round.
 
-However a process ends, the kernel closes its connections. A device between two nodes may also close
-one, such as a proxy with an idle timeout; then the member reconnects at once. A node that loses
-power closes none, but no longer answers: so the host sends a line in each interval, and members
-answer each. A member that was lost before it connected is noticed when it does not connect in time.
+However a process ends, the kernel closes its connections. A proxy between two nodes may also close
+one; then the member reconnects at once. A node that loses power closes none, but no longer answers:
+so the host sends a line in each interval, and members answer each. A member that was lost before it
+connected is noticed when it does not connect in time.
 
 A member first sends its group rank, and last an empty line if it leaves on purpose. A line of the
 host lists, as JSON, the ranks that are disconnected, those that have left, those that do not answer
@@ -46,7 +46,7 @@ LINE_BYTES = 4096
 _HOST_LINE_BYTES = 1 << 16
 _ANSWER, _GOODBYE = b".", b""
 _SILENCE_FACTOR = 2.0
-"""How many times as long as the longest earlier silence it must be: a busy node answers late."""
+"""A silence counts if it is this many times the longest earlier one: a busy node answers late."""
 
 
 @dataclass

@@ -17,9 +17,9 @@ complete; the ConfigMap, which holds at most 1 MiB, with its next change.
 
 `open_tcp_store` opens torch's TCPStore, hosted by the agent that the address names, for jobs that
 cannot have a Role. It listens at the agent's own address, in a process of its own, so that a flood
-of connections does not harm the agent. It has no limits and authenticates nobody: agents may join
-later. If the agent that hosts it is lost, so is the store: the other agents exit, and the job
-resumes when all are restarted.
+of connections does not harm the agent. It has no limits and authenticates nobody. If the agent that
+hosts it is lost, so is the store: the other agents exit, and the job resumes when all are
+restarted.
 """
 
 from __future__ import annotations

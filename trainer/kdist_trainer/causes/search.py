@@ -92,16 +92,11 @@ def is_user_code(filename: str) -> bool:
     return not (filename.startswith(("<", *_LIBRARY_PREFIXES)) or "site-packages" in filename)
 
 
-def _is_raise(trace: TracebackType) -> bool:
-    code = trace.tb_frame.f_code.co_code
-    return trace.tb_lasti >= 0 and dis.opname[code[trace.tb_lasti]] in _RAISES
-
-
 def frames_of(trace: TracebackType | None) -> list[Frame]:
     """The frames of a traceback, the outermost first."""
     frames = []
     while trace is not None:
-        code = trace.tb_frame.f_code
+        code, at = trace.tb_frame.f_code, trace.tb_lasti
         file = code.co_filename
         # In Python 3.11 reading f_locals leaves a copy of the variables, this error among them, in
         # the frame until it ends; that of `ManagedRank.run` would keep a whole training alive.
@@ -112,18 +107,12 @@ def frames_of(trace: TracebackType | None) -> list[Frame]:
                 file,
                 trace.tb_lineno,
                 code.co_name,
-                raises=_is_raise(trace),
+                raises=at >= 0 and dis.opname[code.co_code[at]] in _RAISES,
                 step=step if isinstance(step, int) else None,
             )
         )
         trace = trace.tb_next
     return frames
-
-
-def _frames_in(text: str) -> list[Frame]:
-    """The frames of the last traceback in a text."""
-    found = _FRAME.finditer(text.rpartition(_TRACEBACK)[2])
-    return [Frame(one["file"], int(one["line"]), one["name"]) for one in found]
 
 
 @dataclass(frozen=True)
@@ -169,7 +158,8 @@ class Origin:
     @classmethod
     def _of_report(cls, report: str) -> Origin | None:
         """The origin of the error in another process's traceback; None if there is none."""
-        lines = report.rpartition(_TRACEBACK)[2].splitlines()
+        last = report.rpartition(_TRACEBACK)[2]
+        lines = last.splitlines()
         start = next(
             (number for number, line in enumerate(lines) if line and not line[0].isspace()), None
         )
@@ -186,7 +176,7 @@ class Origin:
             names,
             module or "__main__",
             message,
-            tuple(_frames_in(report)),
+            tuple(Frame(f["file"], int(f["line"]), f["name"]) for f in _FRAME.finditer(last)),
             int(number[1]) if number else None,
         )
 

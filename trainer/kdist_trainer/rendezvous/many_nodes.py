@@ -295,19 +295,14 @@ class RelayHost(Relay):
         self._turns += 1
         self._exchange.set(_PULSE, f"{self._turns} {copy.version}")
         if time.monotonic() >= self._commit_at:
-            beats = self._beats()
+            beats = {
+                rank: datetime.fromisoformat(text.decode())
+                for rank, text in enumerate(self._exchange.peek(self._keys))
+                if text is not None
+            }
             with suppress(RendezvousError):  # the next turn tries again
                 if self._commit(beats):
                     self._commit_at = time.monotonic() + self._commit_seconds
-
-    def _beats(self) -> dict[int, datetime]:
-        """The latest keep-alives by group rank, of the agents that have left one."""
-        texts = self._exchange.peek(self._keys)
-        return {
-            rank: datetime.fromisoformat(text.decode())
-            for rank, text in enumerate(texts)
-            if text is not None
-        }
 
 
 class RelayMember(Relay):

@@ -537,8 +537,9 @@ def open_tcp_store(
             # The host may not resolve yet and the port may be closed; torch itself would wait
             # without a message, or not at all.
             socket.create_connection((where, port), _CONNECT_SECONDS).close()
-            timeout = timedelta(seconds=timeout_seconds)
-            return TCPStore(where, port, timeout=timeout, wait_for_workers=False), is_host
+            wait = timedelta(seconds=timeout_seconds)
+            store = TCPStore(where, port, is_master=False, timeout=wait, wait_for_workers=False)
+            return store, is_host
         except (OSError, DistError):
             if time.monotonic() > deadline:
                 raise

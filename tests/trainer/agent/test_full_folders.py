@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.agent.monitor import describe_full, describe_room
+from kdist_trainer.agent.exits import describe_full, describe_room
 from tests.small_disk import fill, small_disk
 
 

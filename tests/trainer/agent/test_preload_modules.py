@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from kdist_trainer.agent import forkserver
 from kdist_trainer.config import Nodes, TrainConfig, Training
 from kdist_trainer.instrumentation.torch_internals import OPERATORS, operators
+from tests.trainer.agent.lab import Lab
 
 
 def test_modules_are_imported_without_a_garbage_collection_and_one_that_fails_stops_none(
@@ -116,3 +118,33 @@ def test_a_new_rank_0_imports_nothing_to_write_event_files(tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert list(events.iterdir())
     assert done.stdout.split() == []
+
+
+FULL_WHERE_TORCH_IS = """
+import os
+from pathlib import Path
+
+with Path(os.environ["LAB"], "answering").open("a") as noted:
+    print(Path(os.environ["LAB"], "node-0", "agent.json").exists(), file=noted)
+raise OSError(28, "No space left on device")
+"""
+
+
+@pytest.mark.processes
+def test_a_script_agent_imports_torch_before_it_answers_and_records_that_it_cannot(
+    tmp_path: Path,
+) -> None:
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "torch.py").write_text(FULL_WHERE_TORCH_IS)
+    path = os.pathsep.join((str(modules), os.environ.get("PYTHONPATH", "")))
+    with Lab(tmp_path, script={"path": "unused.py"}, fresh=True) as lab:
+        lab.start("node-0", PYTHONPATH=path)
+        code = lab.end("node-0")
+        record = lab.record("node-0")
+    first, *_ = (tmp_path / "answering").read_text().split()
+    assert first == "False", "torch takes longer to import than a liveness probe waits"
+    assert (record["code"], record["cause"]) == (code, "storage")
+    assert record["message"].endswith(
+        "the agent failed: OSError: [Errno 28] No space left on device"
+    )

@@ -18,7 +18,14 @@ from typing import Any
 
 from kdist_trainer import log
 from kdist_trainer.agent import forkserver
-from kdist_trainer.agent.exits import failed, read_done, stopped, success, write_record
+from kdist_trainer.agent.exits import (
+    describe_full,
+    failed,
+    read_done,
+    stopped,
+    success,
+    write_record,
+)
 from kdist_trainer.agent.logs import KeptLog, LogRelay, place_of, read_secrets
 from kdist_trainer.agent.settings import (
     FILE,
@@ -242,7 +249,10 @@ def _start_forkservers(settings: Settings) -> Any:
     pipe = _setup_process(settings)
     if settings.config.train is not None:
         forkserver.start_worker_forkserver()
-    forkserver.start_script_forkserver(settings)  # which imports torch while this agent does
+    forkserver.start_script_forkserver(settings)
+    # Here, before the agent answers: `startupProbe` allows for a long import, `livenessProbe` not.
+    # The forkserver of scripts imports torch at the same time.
+    forkserver.import_all(forkserver.AGENT_MODULES)
     return pipe
 
 
@@ -280,11 +290,7 @@ def _run_to_record(
             traceback.print_exc()
         is_storage = classify(error)[0] is Cause.STORAGE or not settings.scratch.exists()
         cause = Cause.STORAGE if is_storage else Cause.UNKNOWN
-        full = ""
-        if is_storage:
-            from kdist_trainer.agent.monitor import describe_full  # which imports torch
-
-            full = describe_full(settings.written_folders, has="had")
+        full = describe_full(settings.written_folders, has="had") if is_storage else ""
         message = f"{full and f'{full}; '}the agent failed: {type(error).__name__}: {error}"
         code = CODES[cause]
     return failed(Failure.of_node(cause, code, message, node=settings.node))

@@ -69,6 +69,7 @@ EARLIER_FAILURE_SECONDS = 0.3
 REFUSED_SECONDS = 2.0
 """How long an API server may refuse what an agent has to tell the others at the end."""
 _POLL_SECONDS = 0.1
+_SAVE_POLL_SECONDS = 0.05
 
 
 class TerminationPolicy:
@@ -458,7 +459,7 @@ def save_kept_state(
             why = "a second request to stop came" if stop.urgent else "the grace period was over"
             warn_unsaved(step, why, ledger)
             return None
-        workers.wait(_POLL_SECONDS)
+        workers.wait(_SAVE_POLL_SECONDS)
     outcome = result.read_result(settings.scratch, local_rank)
     if outcome is None:
         error = read_failure(settings.scratch, local_rank)

@@ -1,6 +1,6 @@
 """What the agents of a run agree on, in documents that they share through the rendezvous store: one
-per generation, with its number and why it began, and the result of the run. And what they record of
-it: its events, in the ledger next to the checkpoints or, of a run without them, in the store.
+per generation, with its number and why it began, and the result of the run. The events of the run
+they record in the ledger next to the checkpoints or, without any, in the store.
 
 An agent that joins late or is restarted can read the documents; they disappear with the store. They
 are changed by compare-and-set, so any number of agents may write at once. The end of a script is
@@ -522,7 +522,7 @@ def find_reached(
     return max((step for step in steps if isinstance(step, int)), default=0)
 
 
-def sum_up(
+def sum_up_run(
     events: Sequence[Event], committed: int, *, reason: str, lost_steps: int
 ) -> dict[str, Any]:
     """Fields of a generation: what the run has come to as it begins.
@@ -552,7 +552,7 @@ def sum_up(
     }
 
 
-def to_event(generation: Generation) -> dict[str, int]:
+def generation_to_event(generation: Generation) -> dict[str, int]:
     """What the event of a generation keeps of it; empty for one that sums nothing up."""
     if generation.total_restarts is None or generation.total_lost_steps is None:
         return {}

@@ -566,7 +566,7 @@ class RestartLedger(RunRecords):
             continues_in_place=not have_parted(events, failure, code=self._code),
             slow_start=slow_start,
             **self._read_clock(last, document, events, reason=reason, failure=failure),
-            **coordination.sum_up(events, committed, reason=reason, lost_steps=lost),
+            **coordination.sum_up_run(events, committed, reason=reason, lost_steps=lost),
         )
         if not over:
             # to the store first: if the agent dies between the two writes, the next one must not
@@ -644,7 +644,7 @@ class RestartLedger(RunRecords):
             **({"entrypoint": "script"} if self.single_start.is_script else {}),
             **({"devices": self._devices} if self._devices else {}),
             **({} if generation.kept_step is None else {"kept_step": generation.kept_step}),
-            **coordination.to_event(generation),
+            **coordination.generation_to_event(generation),
         )
         if not is_written and generation.reason == FAILURE:
             step = generation.from_step

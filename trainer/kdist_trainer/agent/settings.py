@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +28,7 @@ from kdist_trainer import log
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import METRICS_PORT, NODES, Nodes, TrainConfig
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.formats import SCRATCH
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.metrics.transport import find_short_folder
 
@@ -197,7 +197,7 @@ class Settings:
         run = self.run_id.replace("/", "-")
         if not self.rendezvous_id:
             return run
-        return f"{run}-{sha256(self.rendezvous_id.encode()).hexdigest()[:10]}"
+        return f"{run}-{hashlib.sha256(self.rendezvous_id.encode()).hexdigest()[:10]}"
 
     @property
     def socket(self) -> Path:
@@ -234,7 +234,7 @@ class Settings:
             "KDIST_JOB": self.config.name,
             "KDIST_RUN_ID": self.run_id,
             "KDIST_NODE": self.node,
-            "KDIST_SCRATCH": str(self.scratch),
+            SCRATCH: str(self.scratch),
             "KDIST_METRICS_SOCKET": str(self.socket),
             "KDIST_PARENT_PIPE": str(self.own_pipe),
             "KDIST_DATA": encode_json(self.data),
@@ -281,8 +281,8 @@ def count_procs(config: TrainConfig) -> int:
 
 
 def limit_threads(config: TrainConfig) -> None:
-    """Have torch, which reads it on import, here and in ranks compute with as many threads as the
-    job says, unless the user's OMP_NUM_THREADS says otherwise.
+    """Set OMP_NUM_THREADS for this process and the ranks, unless the user has set it; torch reads
+    it on import.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads_per_rank))
 

@@ -349,7 +349,7 @@ class Lock:
         return next(iter(self.find_valid()), None)
 
     def choose(self, step: int | None) -> Checkpoint:
-        """The newest of them, or that of `step`.
+        """The newest checkpoint that a training may resume from, or that of `step`.
 
         Raises:
             CheckpointMismatchError: there is none.

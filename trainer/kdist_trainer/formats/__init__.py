@@ -56,13 +56,13 @@ REQUESTED_AT: Final = "kdist.dev/requested-at"
 LOG_FILE: Final = "KDIST_LOG_FILE"
 """Variable of an agent: the file that receives its output and that of its ranks."""
 LIVE_VIEW: Final = "KDIST_LIVE_VIEW"
-"""Variable of an agent whose log a live view reads: each state of the ranks' progress bars is a
-line.
+"""Variable of an agent whose log a live view reads: states of the ranks' progress bars are then
+relayed more often, and marked.
 """
 SPAWNER: Final = "KDIST_SPAWNER"
-"""Variable of an agent: the descriptor on which it requests ranks from its spawner."""
+"""Variable of the spawner and of each agent's shim: the descriptor of the requests for agents."""
 SCRATCH: Final = "KDIST_SCRATCH"
-"""Variable of an agent's processes: the folder for its temporary files."""
+"""Variable of an agent and all its descendants: the agent's private folder."""
 
 
 class NewerFormatError(ValueError):

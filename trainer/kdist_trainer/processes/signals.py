@@ -65,8 +65,8 @@ class StopRequested(Exception):  # noqa: N818 - a request is not an error
 
 
 def kill_deadline(since: float, grace_seconds: float) -> float:
-    """When the agent kills its workers, of a grace period that began at `since`: it reserves the
-    seconds that it needs to kill them and to exit.
+    """When a grace period that began at `since` ends for the agent's own waiting: the rest is
+    reserved to kill the workers and to exit.
     """
     return since + grace_seconds - min(5.0, max(0.5, grace_seconds / 10))
 

@@ -409,8 +409,8 @@ class RendezvousState(StateHolder):
         written = super().sync()
         if written is False:
             self._conflicts += 1
-            # torch tries again at once: with many nodes, most of the writes would conflict.
-            # as many nodes as have yet to join try to write
+            # torch tries again at once: with many nodes, most of the writes would conflict. The
+            # pause grows with the nodes that have yet to join, since all of them try to write.
             backoff: float = _CONFLICT_SECONDS * 2 ** min(self._conflicts, _MOST_DOUBLINGS)
             if self.gathering is None or self.gathering.is_given_up:
                 backoff = max(backoff, self._joining_seconds())

@@ -9,13 +9,16 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kdist_trainer.metrics.exporter import Exporter
+from kdist_trainer.metrics.metric import Kind, Metric, Scope
 from kdist_trainer.metrics.persistence import CounterState, counters_path, read_counters
-from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.metrics.transport import Reporter, digest_layout
 from tests.trainer.metrics.scrape import (
     INFO,
     Samples,
@@ -171,6 +174,27 @@ def test_damaged_counters_are_ignored(scratch: Path, damage: bytes | dict[str, o
         assert total(shown(exporter), "kdist_steps_total") == 0
 
 
+def test_other_help_leaves_a_layout_as_it_is_and_other_numbers_are_another_one() -> None:
+    metric = Metric(
+        name="kdist_x_seconds",
+        kind=Kind.HISTOGRAM,
+        help="Before.",
+        scope=Scope.RANK,
+        labels=("phase",),
+        series=(("a",), ("b",)),
+        buckets=(0.1, 1.0),
+    )
+    layout = digest_layout([metric])
+    assert digest_layout([replace(metric, help="After.")]) == layout
+    others: list[dict[str, Any]] = [
+        {"name": "kdist_y_seconds"},
+        {"kind": Kind.COUNTER},
+        {"series": (("a",), ("c",))},
+        {"buckets": (0.1, 2.0)},
+    ]
+    assert len({layout, *(digest_layout([replace(metric, **other)]) for other in others)}) == 5
+
+
 def test_storage_that_hangs_or_fails_blocks_no_scrape(
     scratch: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,7 +222,6 @@ def test_a_pod_of_an_indexed_job_is_identified_by_its_index(
     assert first != counters_path(tmp_path, run_id="other", node="a-0-abc")
 
 
-@pytest.mark.sampled
 @pytest.mark.processes
 def test_counters_survive_a_killed_agent(tmp_path: Path) -> None:
     with training(tmp_path, steps=100_000, checkpoint_steps=20) as run:

@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -58,7 +58,15 @@ _get_gauges = attrgetter(*_GAUGES)
 COUNTER_SLOTS = sum(_METRICS[name].slots for name in _COUNTERS)
 _SLOTS = COUNTER_SLOTS + len(_GAUGES)
 _MAGIC = b"kdst"
-LAYOUT = zlib.crc32(repr([_METRICS[name] for name in (*_SINGLE, *_MULTIPLE, *_GAUGES)]).encode())
+
+
+def digest_layout(metrics: Iterable[Metric]) -> int:
+    """The digest of these metrics' places and meanings in a record, whatever their help says."""
+    places = [(one.name, one.kind.value, one.series, one.buckets) for one in metrics]
+    return zlib.crc32(repr(places).encode())
+
+
+LAYOUT = digest_layout(_METRICS[name] for name in (*_SINGLE, *_MULTIPLE, *_GAUGES))
 """Digest of the layout: numbers written under another one have another meaning."""
 _PACKED = struct.Struct(f"<4sIIIQQQ{_SLOTS}d")
 assert _PACKED.size <= MAX_RECORD, f"a record would take {_PACKED.size} bytes"  # noqa: S101  found at the first import

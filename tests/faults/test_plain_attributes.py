@@ -41,9 +41,8 @@ def describe(code: Path, *, period: int, steps: int) -> dict[str, Any]:
     return describe_job("counting", maxRestarts=1000, train=train, **group)
 
 
-@pytest.mark.sampled
 @pytest.mark.processes
-@pytest.mark.parametrize("period", [1, 5])
+@pytest.mark.parametrize("period", [1, pytest.param(5, marks=pytest.mark.sampled)])
 def test_ranks_that_differ_after_a_recovery_in_place_start_again(
     period: int, tmp_path: Path
 ) -> None:

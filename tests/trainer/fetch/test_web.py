@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kdist_trainer.errors import DataError
+from kdist_trainer.fetch import ChangedError, TransientError
+from kdist_trainer.fetch.web import StatusError, WebClient
 from tests.trainer.fetch.program import fetch, start
 from tests.trainer.fetch.web_server import FAULTS, Asked, Reply, WebServer, in_turn
 
@@ -197,6 +200,25 @@ def test_a_credential_that_a_server_repeats_is_not_shown(
     assert ended.code == (203 if status == 503 else 65)
     assert f"status {status} not ***" in ended.record["message"]
     assert "a-token-that-nobody-shows" not in ended.shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "statuses"),
+    [
+        pytest.param(TransientError, (408, 425, 429, 500, 502, 503, 504, 507, 599), id="again"),
+        pytest.param(StatusError, (400, 401, 403, 404, 405, 410, 416, 451, 501, 505), id="final"),
+        pytest.param(ChangedError, (409, 412), id="changed"),
+        pytest.param(DataError, (300, 304, 305), id="nowhere"),
+    ],
+)
+def test_a_status_tells_whether_a_later_request_may_succeed(
+    web: WebServer, kind: type[Exception], statuses: tuple[int, ...]
+) -> None:
+    client, replies = WebClient(), map(Reply, statuses)
+    web.routes = lambda _: next(replies)
+    for _ in statuses:
+        with pytest.raises(kind):
+            client.open(url(web))
 
 
 def test_another_server_gets_no_credential_by_a_redirect(web: WebServer, tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ Extras = dict[str, Stateful]
 
 
 def find_slice(module: str) -> Any:
-    """A module of an option, without whose folder all else works; None if the folder is not here.
-    It is imported by name, and now, since ranks are forked from a process that has imported this.
+    """The module of an optional part; None if it is not installed. Imported when this module is,
+    since ranks are forked from a process that has imported it.
     """
     try:
         return import_module(f"kdist_trainer.{module}")
@@ -380,7 +380,7 @@ def as_new_process(
         with suppress(Exception):  # the user's code may raise anything
             other = type(workload)(workload.context)
             module = cast_model(train, other, training.world.device).module
-            strategy: Any = Replicated()
+            strategy = Replicated()
             strategy.module = module
             optimizer = make_optimizer(train, other, module)
             fresh = replace(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -176,8 +176,8 @@ class Handover(NamedTuple):
     carried: tuple[str, ...] = ()
 
 
-class NullTensorBoard:
-    """Writes no points: those of `kdist_trainer.tensorboard` are not wanted, or it is not here."""
+class TensorBoard(Protocol):
+    """The curves that rank 0 writes: `TensorBoardWriter` of `kdist_trainer.tensorboard`."""
 
     def begin(self, step: int) -> None:
         """Begin a curve that continues after `step`."""
@@ -192,12 +192,23 @@ class NullTensorBoard:
         """End the curve."""
 
 
-class NullProfiler:
-    """Records nothing: there is no `kdist_trainer.profiling` here."""
+class NullTensorBoard:
+    """Writes no points: they are not wanted, or that package is not here."""
+
+    def begin(self, step: int) -> None: ...
+
+    def add_step(self, step: int, *, samples: int, seconds: float, loss: float) -> None: ...
+
+    def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class StepProfiler(Protocol):
+    """Records steps when asked to: `Profiler` of `kdist_trainer.profiling`."""
 
     def is_requested(self) -> bool:
         """Whether this rank's agent has received a request since the last profile."""
-        return False
 
     def start(self, target: int) -> None:
         """Record from the next step to at most step `target`."""
@@ -207,6 +218,19 @@ class NullProfiler:
 
     def cancel(self) -> None:
         """Discard the recording in progress, if there is one."""
+
+
+class NullProfiler:
+    """Records nothing: that package is not here."""
+
+    def is_requested(self) -> bool:
+        return False
+
+    def start(self, target: int) -> None: ...
+
+    def after_step(self) -> None: ...
+
+    def cancel(self) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -283,8 +307,8 @@ class TrainContext:
     bandwidth_probe: BandwidthProbe
     reporter: Reporter
     heartbeat: Heartbeat | NullHeartbeat
-    tensorboard: NullTensorBoard
-    profiler: NullProfiler
+    tensorboard: TensorBoard
+    profiler: StepProfiler
     progress_logged_at: float = 0.0
     """When the last `progress` event was logged, on the monotonic clock."""
 

@@ -28,7 +28,7 @@ from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.processes.liveness import Heartbeat
-from kdist_trainer.training import trainer
+from kdist_trainer.training import sync, trainer
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.workload import Split, Workload, WorkloadContext
 from tests.trainer.checkpoint.exported import assert_each_done_tells_what_is_kept
@@ -78,12 +78,14 @@ class OftenSaved(Small):
 
 class Interrupted(Small):
     """Sends itself SIGTERM while it computes the loss. Options: at_loss (how many losses before),
-    on_rank.
+    on_rank, react_within (seconds; slow steps shorten no interval if there are enough of them).
     """
 
     def __init__(self, context: WorkloadContext) -> None:
         super().__init__(context)
         self.losses = 0
+        if seconds := self.context.options.get("react_within"):
+            sync.REACT_WITHIN_SECONDS = seconds  # type: ignore[misc]
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         self.losses += torch.is_grad_enabled()

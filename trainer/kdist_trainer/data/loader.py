@@ -323,8 +323,7 @@ def _prepare_forkserver() -> None:
     neither, a server starts now, and imports torch while the rank continues.
     """
     server: Any = forkserver._forkserver
-    # whether it accepts requests and forked this process, which then knows its address, but has no
-    # such child
+    # A forkserver that forked this process is known by its address but is no child of it.
     inherited = (
         server._forkserver_pid is None
         and server._forkserver_address

@@ -1,5 +1,5 @@
-"""The metrics of the agent itself, each declared once with its name, unit and help. To add one, add
-a constant.
+"""The metrics of the agent itself, each declared once with its name, which ends with its unit, and
+help. To add one, add a constant.
 """
 
 from __future__ import annotations

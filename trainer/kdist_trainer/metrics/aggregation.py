@@ -496,8 +496,8 @@ class WorkAtRisk:
         self._is_held = True
 
     def start_group(self, kept: float, *, has_rank_zero: bool) -> None:
-        """Begin again for a new worker group, whose ranks have `kept` so much training time in
-        memory that no checkpoint holds.
+        """Begin again for a new worker group: `kept` is the training time that its ranks hold in
+        memory and no checkpoint has.
         """
         with self._lock:
             self._kept, self._spent = kept, 0.0

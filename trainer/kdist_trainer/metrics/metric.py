@@ -1,5 +1,5 @@
-"""How a metric is declared: name, type, unit, labels and help. `rank_metrics` and `agent_metrics`
-are made of it.
+"""How a metric is declared: its name, which ends with its unit, type, labels and help.
+`rank_metrics` and `agent_metrics` are made of it.
 """
 
 from __future__ import annotations

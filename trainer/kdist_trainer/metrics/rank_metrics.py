@@ -1,5 +1,5 @@
 """`StepStats`: the metrics of one rank, those of its resources (memory, FLOPs, prefetched batches)
-included, each declared once with its name, unit and help.
+included, each declared once with its name, which ends with its unit, and help.
 
 `StepPhase` divides a step's time, `WallCategory` a run's wall time. All counters are cumulative
 over the life of the object, so a lost datagram costs resolution and never a count. To add a metric,

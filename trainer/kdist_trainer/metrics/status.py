@@ -99,7 +99,7 @@ class StatusSources:
         `failed_saves` counts the checkpoints that could not be saved since the last one.
         """
         last_failure = None
-        if self.last_failure is not None:  # were folders full then, and have none room now?
+        if self.last_failure is not None:  # folders that were full then: have they room now?
             is_known = not ended and bool(self.last_failure.get("full"))
             is_full = bool(self.full()) if is_known else None
             last_failure = {**self.last_failure, "is_full": is_full}

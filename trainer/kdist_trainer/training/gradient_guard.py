@@ -81,7 +81,7 @@ class GradientGuard:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._mean = state["mean"]
-        self._applied = state["admitted"]
+        self._applied = state["admitted"]  # `refusals` stay: what led to a rollback is not repeated
 
 
 class NullGradientGuard:

@@ -120,9 +120,9 @@ class TrainConfig(ConfigModel):
     max_restarts: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
         None,
         description=(
-            "Restarts without progress before the job fails; progress resets the count. Without a "
-            "number 10; a script of which no rank has opened a Checkpointer, or an integration "
-            "that resumes, then has none."
+            "Restarts without progress before the job fails; progress resets the count. Default: "
+            "10; none for a script of which no rank has opened a Checkpointer or an integration "
+            "that resumes."
         ),
     )
     termination_grace_period_seconds: PositiveSeconds = Field(

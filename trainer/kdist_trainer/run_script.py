@@ -3,8 +3,9 @@ fresh interpreter, or in a fork of one that has imported torch (`script_forkserv
 
 The script gets what torchrun would give it: environment, working directory, arguments, and itself
 as `__main__`. The runner adds what the agent needs: the rank dies with its agent, prints to it,
-dumps its stacks on request, records its failure, and times its collectives (unless
-KDIST_COLLECTIVE_TIMING=off). It exits by `os._exit` after Python's own finalization, so that gloo's
+dumps its stacks on request, records its failure, times its collectives (unless
+KDIST_COLLECTIVE_TIMING=off), and continues its curve in trackers (unless
+KDIST_TRACKER_IDENTITY=off). It exits by `os._exit` after Python's own finalization, so that gloo's
 destructors cannot turn a success into SIGABRT. The script handles SIGTERM itself.
 """
 
@@ -126,6 +127,18 @@ def _prepare() -> None:
         _mark_group(False)
     if "KDIST_GENERATION" in os.environ:  # an agent has started it
         _after_import("torch", _prepare_torch)
+        if os.environ.get("KDIST_TRACKER_IDENTITY", "on") == "on" and "KDIST_RUN_ID" in os.environ:
+            _name_run()
+
+
+def _name_run() -> None:
+    """Have W&B and MLflow continue the curve of this rank in the next generation."""
+    from kdist_trainer.script.tracker_identity import continue_mlflow, identify
+
+    identity = identify(os.environ["KDIST_RUN_ID"], int(os.environ.get("RANK", "0")))
+    os.environ.setdefault("WANDB_RUN_ID", identity)
+    os.environ.setdefault("WANDB_RESUME", "allow")
+    _after_import("mlflow", partial(continue_mlflow, identity))
 
 
 def _prepare_torch() -> None:

@@ -312,6 +312,7 @@ def _setup_process(settings: Settings) -> liveness.ParentDeathPipe:
     limit_threads(settings.config)
     if settings.config.script is not None:
         os.environ.setdefault("KDIST_COLLECTIVE_TIMING", settings.config.script.collective_timing)
+        os.environ.setdefault("KDIST_TRACKER_IDENTITY", settings.config.script.tracker_identity)
     # StopSignals handles SIGTERM and SIGINT
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP"
     clean_temp(settings.scratch)

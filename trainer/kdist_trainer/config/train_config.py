@@ -55,6 +55,11 @@ class Script(ConfigModel):
         "on",
         description=("Whether collectives between ranks are counted and timed."),
     )
+    tracker_identity: Literal["on", "off"] = Field(
+        "on",
+        exclude_if=lambda value: value == "on",  # unknown to earlier trainers
+        description="Whether W&B and MLflow continue the run's curve after a restart.",
+    )
     preload: Literal["none", "torch"] = Field(
         "none",
         description=(
@@ -217,9 +222,10 @@ class TrainConfig(ConfigModel):
 
     def to_job(self) -> dict[str, Any]:
         """The part stored in checkpoints: the `train` or `script` section as plain values, without
-        `script.preload`, which changes nothing that a script computes.
+        what changes nothing that a script computes.
         """
-        document = self.model_dump(mode="json", by_alias=True, exclude={"script": {"preload"}})
+        unused = {"script": {"preload", "tracker_identity"}}
+        document = self.model_dump(mode="json", by_alias=True, exclude=unused)
         return {
             name: value
             for name, value in document.items()

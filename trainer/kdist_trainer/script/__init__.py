@@ -3,6 +3,7 @@ collectives, which it does not know of.
 
 `api` is `kdist_trainer.Checkpointer`, and how the ranks of a script agree on when to save and when
 to stop; `state` is the whole state of a script. `collectives` counts and times the collectives of
-an unchanged script. Not here: `kdist_trainer.run_script`, which runs it, and what it has of a
-training framework (`kdist_trainer.integrations`).
+an unchanged script, and `tracker_identity` gives it one curve in W&B and MLflow. Not here:
+`kdist_trainer.run_script`, which runs it, and what it has of a training framework
+(`kdist_trainer.integrations`).
 """

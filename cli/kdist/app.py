@@ -53,7 +53,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "suspend": "Save a job's state and stop it; `resume` continues it.",
         "resume": "Resume a suspended job from the step it saved.",
         "restart": "Restart all ranks of a job from its last checkpoint.",
-        "recover": "Replace the pods of a job whose node is gone.",
+        "recover": "Replace the pods of a job whose node is gone, or faulty.",
         "drill": "Hurt a running job on purpose, and report how it recovers.",
         "delete": "Delete jobs; their checkpoints stay.",
     },

@@ -39,6 +39,11 @@ QUEUE_PREFIX: Final = f"{QUEUE_GROUP}/"
 QUEUE_LABEL: Final = f"{QUEUE_PREFIX}queue-name"
 """Label of a workload with the LocalQueue of Kueue that it waits in."""
 
+AVOID_LABEL: Final = "kdist.dev/avoid"
+"""Label with a job's name on the pod that keeps the job's pods from its node, and on the Job that
+makes that pod.
+"""
+
 NODES_ANNOTATION: Final = "kdist.dev/nodes"
 """Annotation of a pod with the limits on the number of nodes, as MIN:MAX: a change lets its kubelet
 update what it mounts, so that its agent soon reads them.

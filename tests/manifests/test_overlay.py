@@ -70,6 +70,18 @@ def test_named_things_are_merged_by_their_names_and_others_replaced() -> None:
     assert changed["spec"]["tolerations"] == [{"operator": "Exists"}]
 
 
+@pytest.mark.parametrize("own", [[], [{"topologyKey": "zone"}]])
+def test_required_terms_of_affinity_are_added_to_the_one_that_kdist_needs(own: list[Any]) -> None:
+    rules = {"requiredDuringSchedulingIgnoredDuringExecution": own}
+    overlay = {"spec": {"affinity": {"podAntiAffinity": rules, "nodeAffinity": {"a": "b"}}}}
+    affinity = find_pod(overlay)["spec"]["affinity"]
+    first, *others = affinity["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert first["labelSelector"]["matchLabels"] == {"kdist.dev/avoid": "digits"}
+    assert others == own
+    assert affinity["nodeAffinity"] == {"a": "b"}
+    assert "affinity" not in find_pod({"spec": {"affinity": None}})["spec"]
+
+
 def test_null_takes_a_field_away() -> None:
     context = find_pod({"spec": {"securityContext": {"fsGroup": None}}})["spec"]["securityContext"]
     assert "fsGroup" not in context

@@ -148,6 +148,7 @@ ConditionType = Literal[
     "Suspended",
     "Outdated",
     "VolumeAttached",
+    "NodesAvoided",
     "Complete",
     "Failed",
     "Reconciling",
@@ -221,6 +222,14 @@ class ResourceStatus(ConfigModel):
     loss: Line | None = Field(None, description="Loss of the last steps, such as 0.2541.")
     last_checkpoint: LastCheckpoint | None = Field(
         None, description="The newest checkpoint that is committed."
+    )
+    avoided_nodes: list[Line] = Field(
+        [],
+        max_length=64,
+        description="Nodes that the job's pods stay away from, until when, and why.",
+    )
+    node_faults: dict[Line, Counter] = Field(
+        {}, description="Faults that a node had when the controller last kept the job from it."
     )
     restarts: Counter | None = Field(None, description="Restarts of the ranks since the start.")
     restarted_at: Time | None = Field(

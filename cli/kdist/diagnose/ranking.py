@@ -68,10 +68,11 @@ RULES: tuple[Rule, ...] = (
     runtime.find_refused_connections,
     admission.find_outdated,
     losses.find_missing_key,
+    scheduling.find_avoided_nodes,
 )
 """From root causes to consequences."""
 
-_NOTES = ("exchange-key-missing",)
+_NOTES = ("exchange-key-missing", "avoids")
 """They explain no trouble: they come after everything else, also where nothing else was found."""
 _ONLY_WHEN_ALONE = ("start-requested", "starting", "failed", "operator-absent", "warning")
 _FOLLOWS = ("peers-lost", "rendezvous", "hang", "collective-timeout", "no-answer", "warning")

@@ -195,6 +195,10 @@ def find_unschedulable(ctx: DiagnosticContext) -> Diagnosis | None:
     ]
     evidence = [f"pod/{pods[0].name}: {clip(message)}"]
     who = f"{name_pods(pods)} {'find' if len(pods) > 1 else 'finds'} no node"
+    if ctx.status.avoided and _REFUSED in message:
+        what, fix, allow = _describe_avoided(ctx)
+        more = f"wait, add a node, or {fix}"
+        return Diagnosis("nodes-avoided", f"{who}: {what}", "blocked", (*evidence,), more, allow)
     if short:
         wanted = requests(ctx.document(pods[0]))
         nodes = ctx.seen.nodes
@@ -249,6 +253,25 @@ def find_unschedulable(ctx: DiagnosticContext) -> Diagnosis | None:
         or "see the scheduler's events of the pod, and the nodes",
         commands=commands,
     )
+
+
+_REFUSED = "didn't match pod anti-affinity rules"
+
+
+def _describe_avoided(ctx: DiagnosticContext) -> tuple[str, str, tuple[str, ...]]:
+    """Which nodes the job's pods stay away from, how to let them use these again, and with what."""
+    options = [part for each in ctx.status.avoided for part in ("--allow", each.node)]
+    what = f"the job avoids {'; '.join(map(str, ctx.status.avoided))}"
+    return what, "let its pods use a node again", (ctx.kdist("recover", *options),)
+
+
+def find_avoided_nodes(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The job's pods stay away from a node."""
+    is_known = any(_REFUSED in pod.message for pod in _unscheduled(ctx))
+    if not ctx.status.avoided or is_known or ctx.status.phase.terminal:
+        return None
+    what, fix, commands = _describe_avoided(ctx)
+    return Diagnosis("avoids", what, "fine", (), fix, commands)
 
 
 _CONSTRAINTS: tuple[tuple[str, str, str], ...] = (

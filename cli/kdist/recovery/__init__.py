@@ -5,11 +5,14 @@ answer, because it may come back.
 pod whether it may be evicted and why, and `replacement` does it: it marks the pod as failed, so
 that its controller creates another one. `decision` is pure; read it first.
 
+`avoidance` keeps a job's pods from a node that answers and is faulty.
+
 `kdist recover` repeats this until every pod is decided about. A controller does it once, when a
 node of a job is suspect: `observe` with its own way to the agents, `decide`, `replace_pods`, and
 again after the shortest `PodDecision.retry_seconds`.
 """
 
+from kdist.recovery.avoidance import AVOID_SECONDS, allow, avoid, name_marker
 from kdist.recovery.decision import (
     HeldVolume,
     NodeState,
@@ -24,6 +27,7 @@ from kdist.recovery.observation import AskAgents, fetch_held_volumes, observe
 from kdist.recovery.replacement import Recovery, Replacement, recover, replace_pod, replace_pods
 
 __all__ = [
+    "AVOID_SECONDS",
     "AskAgents",
     "HeldVolume",
     "NodeState",
@@ -32,9 +36,12 @@ __all__ = [
     "RecoveryContext",
     "Replacement",
     "Storage",
+    "allow",
+    "avoid",
     "decide",
     "fetch_held_volumes",
     "find_held_volumes",
+    "name_marker",
     "observe",
     "read_nodes",
     "recover",

@@ -1,14 +1,16 @@
-"""`kdist recover`: replace the pods of a job whose node is gone."""
+"""`kdist recover`: replace the pods of a job whose node is gone, or faulty."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kdist import console
 from kdist.commands import options, targets
-from kdist.errors import Code
+from kdist.errors import Code, UsageError
+from kdist.units import age
 
 if TYPE_CHECKING:
     from kdist.job.cluster.applied import AppliedJob
@@ -25,6 +27,22 @@ if TYPE_CHECKING:
     multiple=True,
     help="You vouch that this machine is switched off; may be repeated.",
 )
+@click.option(
+    "--avoid",
+    "avoided",
+    metavar="NODE",
+    help="Keep the job's pods from this node, which answers but has faults.",
+)
+@click.option(
+    "--for",
+    "duration",
+    type=options.seconds,
+    metavar="DURATION",
+    default="24h",
+    show_default=True,
+    help="How long --avoid lasts.",
+)
+@click.option("--allow", "allowed", metavar="NODE", help="Let the job's pods use this node again.")
 @options.cluster_options
 @options.wait_option
 @options.dry_run_option
@@ -34,13 +52,16 @@ def command(
     file: str | None,
     *,
     switched_off: tuple[str, ...],
+    avoided: str | None,
+    duration: float,
+    allowed: str | None,
     wait: bool,
     dry_run: str,
     output: str,
     timeout: float | None,
     **cluster_options: Any,
 ) -> int:
-    r"""Replace the pods of a job whose node is gone.
+    r"""Replace the pods of a job whose node is gone, or faulty.
 
     Kubernetes does not replace a pod on a node that does not answer, because it may come back. This
     marks the job's own pods there as failed, so that they are created again on other nodes, and
@@ -51,11 +72,16 @@ def command(
     checkpoints on a volume that all nodes share. Otherwise it says what it waits for. If you are
     certain that the machine is off, --node-is-off NODE stands for the evidence of the node.
 
+    --avoid NODE is for a machine that answers, and is faulty: the job's own pods there save and
+    end, and start on other nodes. A pod that sleeps keeps this job, and no other, from the node
+    until --for has passed, or --allow NODE removes it.
+
     \b
     Examples:
       kdist recover digits
       kdist recover digits --dry-run=client --no-wait
       kdist recover digits --node-is-off worker-2
+      kdist recover digits --avoid worker-2 --for 12h
 
     \b
     Exit codes:
@@ -69,20 +95,26 @@ def command(
     if isinstance(meant, LocalJob):
         raise meant.refuse("recover", *_advise(meant))
     target = meant.applied
+    how = {"dry_run": dry_run == "server", "change": dry_run != "client"}
+    note = "" if dry_run == "none" else f" ({dry_run} dry run)"
+    if avoided or allowed:
+        if switched_off or (avoided and allowed):
+            raise UsageError("choose one of --node-is-off, --avoid and --allow")
+        _avoid_or_allow(target, avoided or "", allowed or "", duration, output, note, **how)
+        return Code.OK
     found = recover(
         target,
         switched_off=switched_off,
         wait=wait,
         timeout=timeout,
-        dry_run=dry_run == "server",
-        change=dry_run != "client",
+        **how,
         notify=console.message,
     )
     if output == "json":
         document = {"job": target.name, "pods": found.to_document()}
         console.emit(document, kind="Recovery", output="json")
     else:
-        _show(target, found, dry_run=dry_run)
+        _show(target, found, note)
     if found.complete:
         return Code.OK
     return Code.ERROR if found.hopeless else Code.TIMEOUT
@@ -97,18 +129,39 @@ def _advise(run: LocalJob) -> tuple[str, str]:
     return "it continues from its last checkpoint", run.next_run
 
 
-def _show(target: AppliedJob, found: Recovery, *, dry_run: str) -> None:
+def _avoid_or_allow(
+    target: AppliedJob, node: str, allowed: str, seconds: float, output: str, note: str, **how: bool
+) -> None:
+    from kdist.recovery import allow, avoid
+    from kdist.status import AvoidedNode
+
+    pods: list[str] = []
+    if node:
+        wanted = AvoidedNode(node, time.time() + seconds, "asked for by `kdist recover`")
+        pods = avoid(target, wanted, **how)
+    else:
+        allow(target, allowed, **how)
+    if output == "json":
+        document = {"job": target.name, "node": node or allowed, "avoided": bool(node)}
+        console.emit({**document, "pods": pods}, kind="Avoidance", output="json")
+        return
+    what = f"{node} is avoided for {age(seconds)}" if node else f"{allowed} may be used again"
+    console.result(what + note)
+    for pod in pods:
+        console.result(f"{pod} saves and ends, and starts on another node{note}")
+
+
+def _show(target: AppliedJob, found: Recovery, note: str) -> None:
     if not found.decisions:
         console.result(f"all nodes of {target.name} answer: there is nothing to recover")
         return
-    note = "" if dry_run == "none" else f" ({dry_run} dry run)"
     for each in found.decisions:
-        _show_pod(each, found, note=note, changes=dry_run == "none")
+        _show_pod(each, found, note=note, changes=not note)
     if not found.complete:
         nodes = sorted({each.node for each in found.decisions if not each.recover})
         off = " ".join(f"--node-is-off {node}" for node in nodes)
         console.message(f"Next: if the machine is certainly off: {target.command('recover', off)}")
-    elif dry_run == "none":
+    elif not note:
         for line in _held_volumes(target, found):
             console.warning(line)
         console.message(f"Next: {target.command('wait', '--for=first-step')}")

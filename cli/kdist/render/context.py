@@ -16,7 +16,7 @@ from typing import Any, Final
 from kdist import backends
 from kdist.backends import Placement
 from kdist.errors import KdistError
-from kdist.manifest import JOB_LABEL, MANAGED_BY, QUEUE_LABEL, RENDEZVOUS_SUFFIX
+from kdist.manifest import AVOID_LABEL, JOB_LABEL, MANAGED_BY, QUEUE_LABEL, RENDEZVOUS_SUFFIX
 from kdist.render.overlay import merge_overlay
 from kdist.render.storage import find_access, follow_training, list_fetches, list_variables
 from kdist.render.templates import TracedValue, read_template, trace_value
@@ -157,6 +157,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "host": f"{backend.first_host(name)}:{RENDEZVOUS_PORT}",
         "metrics_port": METRICS_PORT,
         "selector": {JOB_LABEL: trace_value(name, "metadata.name")},
+        "avoid_labels": {AVOID_LABEL: trace_value(name, "metadata.name")},
         "workload_labels": {QUEUE_LABEL: TracedValue(queue, "spec.queue")} if queue else {},
         "workload_annotations": {},
         "run_id": placement.run_id,

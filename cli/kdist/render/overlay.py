@@ -1,9 +1,9 @@
 """Merges `spec.podTemplate` into the rendered pod template by Kubernetes' strategic merge, and
 rejects changes of what kdist requires.
 
-Mappings are merged, null removes a field, lists of named items are merged by their names and all
-other lists are replaced. The training's container is called `trainer` here whatever the workload
-kind calls it.
+Mappings are merged, null removes a field, lists of named items are merged by their names, required
+terms of affinity are added and all other lists are replaced. The training's container is called
+`trainer` here whatever the workload kind calls it.
 
 It also checks the rules of the Pod Security Standard "restricted" as of Kubernetes 1.37, without
 a cluster. The rendered pod meets all of them; `spec.podTemplate` may violate them, and then a
@@ -36,6 +36,8 @@ _MERGE_KEYS: Final = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
+_ADDED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+"""A list of which all items hold, so that those of the overlay come in addition."""
 _OWN_FIELDS: Final = {
     "restartPolicy": "belongs to the workload kind",
     "serviceAccountName": "is spec.serviceAccountName",
@@ -120,6 +122,8 @@ def _merge(old: Any, new: Any, path: tuple[str, ...]) -> Any:
         return merged
     if isinstance(new, list) and isinstance(old, list) and path[-1] in _MERGE_KEYS:
         return _merge_named(old, new, path)
+    if isinstance(new, list) and isinstance(old, list) and path[-1] == _ADDED:
+        return [*old, *trace_value(new, OVERLAY)]
     if old is not None and _kind(old) != _kind(new):
         raise KdistError(f"{OVERLAY}.{'.'.join(path)} must be {_kind(old)}, found {_kind(new)}")
     return trace_value(new, OVERLAY)

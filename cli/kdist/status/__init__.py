@@ -16,7 +16,7 @@ from kdist.status.agent_status import (
     RankStatus,
     describe_separate_ranks,
 )
-from kdist.status.job_status import JobStatus, Nodes, Phase, WorkloadState
+from kdist.status.job_status import AVOIDED, AvoidedNode, JobStatus, Nodes, Phase, WorkloadState
 from kdist.status.pods import (
     AGAIN,
     BLOCKING,
@@ -58,6 +58,7 @@ from kdist.status.snapshot import (
 __all__ = [
     "AGAIN",
     "ASKED",
+    "AVOIDED",
     "BACKEND",
     "BLOCKING",
     "CONTROLLER_FIX",
@@ -70,6 +71,7 @@ __all__ = [
     "SEPARATE_RANKS_FIX",
     "STARTED",
     "AgentStatus",
+    "AvoidedNode",
     "ContainerTermination",
     "ExitRecord",
     "FetchProgress",

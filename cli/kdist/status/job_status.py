@@ -8,8 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+from kdist.manifest import find_owner
+from kdist.status import documents
 from kdist.status.agent_status import (
     JOINING_STATES,
     RUNNING_STATES,
@@ -18,6 +20,7 @@ from kdist.status.agent_status import (
     RankStatus,
     newest_generation,
 )
+from kdist.status.documents import Document
 from kdist.status.pods import (
     STOPPED,
     ExitRecord,
@@ -29,8 +32,9 @@ from kdist.status.pods import (
     find_permanent_failure,
 )
 from kdist.status.resource_state import ResourceState
-from kdist.units import camel_case
+from kdist.units import camel_case, moment
 from kdist_trainer.formats import CLI_API_VERSION
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,41 @@ class Nodes:
         return f"{self.ready}/{self.max}"
 
 
+AVOIDED: Final = "kdist.dev/avoided"
+"""Annotation of the Job that keeps a job's pods from a node: an `AvoidedNode` as JSON."""
+_LATEST: Final = 2.0**33
+
+
+@dataclass(frozen=True)
+class AvoidedNode:
+    """A node that a job's pods stay away from until a time, in unix seconds, and why. `faults` are
+    those that the controller has counted on it; None if a person asked.
+    """
+
+    node: str
+    until: float
+    reason: str = ""
+    faults: int | None = None
+
+    @classmethod
+    def read(cls, marker: Document, *, job: str) -> AvoidedNode | None:
+        """What an object says of a node; None if it has ended, or is no marker of this job."""
+        ended = any(documents.condition(marker, each) for each in ("Complete", "Failed"))
+        if ended or find_owner(marker, "Job") != job:
+            return None
+        try:
+            found = parse_json(documents.annotation(marker, AVOIDED))
+        except MalformedTextError:
+            return None
+        until = documents.number(found, "until") or 0.0
+        until = until if 0 <= until < _LATEST else 0.0  # whoever may change the Job can write it
+        return cls(**documents.read_fields(cls, found, until=until))
+
+    def __str__(self) -> str:
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{self.node} until {moment(self.until)}{reason}"
+
+
 @dataclass(frozen=True)
 class JobStatus:
     """A job at one moment. Unknown values are None.
@@ -125,6 +164,7 @@ class JobStatus:
         waiting_for: what an agent waits for before it tries again; empty if for nothing.
         slow_start: that starting takes longer than the time between losses, in a sentence with both
             times; empty if that is not so.
+        avoided: the nodes that its pods stay away from.
     """
 
     name: str
@@ -167,6 +207,7 @@ class JobStatus:
     checkpoint_room: str = ""
     waiting_for: str = ""
     slow_start: str = ""
+    avoided: tuple[AvoidedNode, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
         document = {camel_case(key): _plain(value) for key, value in asdict(self).items()}

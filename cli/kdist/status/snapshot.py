@@ -19,7 +19,7 @@ from kdist.status.agent_status import (
     read_training,
 )
 from kdist.status.documents import Document
-from kdist.status.job_status import Evidence, JobStatus, Nodes, WorkloadState, decide
+from kdist.status.job_status import AvoidedNode, Evidence, JobStatus, Nodes, WorkloadState, decide
 from kdist.status.pods import (
     DONE,
     PEERS_LOST,
@@ -71,6 +71,7 @@ class Snapshot:
         placed: annotations that the ConfigMap had, by its workload, if it is gone.
         config_maps: names of the job's ConfigMaps that exist, if a pod could not mount one, or an
             agent did not find the one that it meets the others in.
+        markers: the Jobs that keep its pods from nodes.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Snapshot:
     progress: Document = field(default_factory=dict)
     placed: Mapping[str, str] = field(default_factory=dict)
     config_maps: Collection[str] = ()
+    markers: Sequence[Document] = ()
 
     @property
     def backend(self) -> str:
@@ -174,6 +176,7 @@ class Snapshot:
         objects = (workload, config_map, resource)
         times = (documents.moment(each, "metadata", "creationTimestamp") for each in objects)
         created = next(filter(None, times), None)
+        avoided = [AvoidedNode.read(each, job=self.name) for each in self.markers]
         standby = {pod for pod, report in reports.items() if report.state == STANDBY_STATE}
         return JobStatus(
             name=self.name or documents.name(config_map) or documents.name(workload),
@@ -194,6 +197,7 @@ class Snapshot:
             ),
             exit_record=record,
             resource=state,
+            avoided=tuple(each for each in avoided if each is not None),
             **found,
             **asdict(decided),
         )

@@ -58,6 +58,8 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
         yield "lost steps", f"{status.lost_steps:,}"
     if status.queue:
         yield "queue", status.queue
+    for each in status.avoided:
+        yield "avoids", str(each)
     if status.exit_record is not None and status.phase.terminal:
         yield (
             "exit record",

@@ -25,7 +25,7 @@ from kdist.backends import Backend
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.events import Event, parse
 from kdist.job.cluster.agents import Agents
-from kdist.manifest import JOB_LABEL, QUEUE_LABEL, QUEUE_PREFIX, job_selector
+from kdist.manifest import AVOID_LABEL, JOB_LABEL, QUEUE_LABEL, QUEUE_PREFIX, job_selector
 from kdist.status import (
     BACKEND,
     OUTCOME,
@@ -260,6 +260,7 @@ def fetch_snapshot(
     with thread_pool() as pool:
         pods_task = pool.submit(_list_pods, cluster, name, namespace)
         events_task = pool.submit(_list_events, cluster, namespace, events)
+        markers = pool.submit(find_markers, cluster, name, namespace)
         config_map = _find_config_map(cluster, name, namespace) or {}
         backend, workload, placed = _find_placed(cluster, config_map, name, namespace)
         pod_documents = _select_pods(cluster, backend, workload, name, pods_task.result())
@@ -295,6 +296,7 @@ def fetch_snapshot(
             progress=_read_progress(cluster, namespace, pods, resource, agents),
             placed=placed,
             config_maps=_find_present(cluster, name, namespace, (events_task, statuses)),
+            markers=markers.result(),
         )
 
 
@@ -323,6 +325,12 @@ def watch_job(cluster: Cluster, name: str, *, interval: float = 1.0) -> Iterator
 
 def _list_pods(cluster: Cluster, name: str, namespace: str) -> list[dict[str, Any]]:
     return cluster.list("v1", "Pod", namespace=namespace, selector=job_selector(name))
+
+
+def find_markers(cluster: Cluster, name: str, namespace: str) -> list[dict[str, Any]]:
+    """The Jobs that keep the pods of a job from nodes."""
+    selector = f"{AVOID_LABEL}={name}"
+    return or_empty(lambda: cluster.list("batch/v1", "Job", namespace=namespace, selector=selector))
 
 
 def _select_pods(

@@ -78,7 +78,7 @@ def test_a_snapshot_is_whole_and_takes_few_requests(
     assert str(seen.status.nodes) == "2/2"
     assert set(seen.reports) == {FIRST, SECOND}
     assert len(seen.events) == 2
-    assert len(api.asked) == 6
+    assert len(api.asked) == 7
 
 
 def test_there_is_no_job_without_any_object_of_it(cluster: Cluster, world: World) -> None:

@@ -25,6 +25,7 @@ from kdist_controller.controller import Controller
 from kdist_controller.election import Election
 from kdist_controller.executor import FIELD_MANAGER
 from kdist_controller.metrics import serve
+from kdist_controller.node_recovery import AVOIDANCE, Avoidance
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.network.server import LOOPBACK, own_addresses, with_loopback
 from kdist_trainer.processes import descriptors
@@ -71,7 +72,8 @@ def _run(given: argparse.Namespace) -> int:
         # through the API server, which needs a right that the chart does not grant
         return ProxyTransport(cluster, documents.name(pod), namespace)
 
-    controller = Controller(cluster, election, route, given.namespace)
+    avoidance = Avoidance(given.avoid_after, 3600 * given.avoid_hours)
+    controller = Controller(cluster, election, route, given.namespace, avoidance)
     server = serve(
         with_loopback(own_addresses(given.address)) if given.address else LOOPBACK,
         given.metrics_port,
@@ -135,6 +137,15 @@ def _parser() -> argparse.ArgumentParser:
         choices=("pod", "proxy"),
         default="pod",
         help="way to the agents: straight to their pods, or through the API server",
+    )
+    parser.add_argument(
+        "--avoid-after",
+        type=int,
+        default=AVOIDANCE.faults,
+        help="faults of a machine after which a job avoids it; 0 for never",
+    )
+    parser.add_argument(
+        "--avoid-hours", type=float, default=AVOIDANCE.seconds / 3600, help="for how long"
     )
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info"

@@ -17,7 +17,7 @@ from kdist import backends, deploy
 from kdist.backends import DEPENDENT_KINDS, Backend, is_made_for, workload_kinds
 from kdist.cluster import Cluster
 from kdist.errors import KdistError, NotFoundError
-from kdist.manifest import JOB_LABEL, ForeignError, ObjectKey
+from kdist.manifest import AVOID_LABEL, JOB_LABEL, ForeignError, ObjectKey
 from kdist.spec import API_VERSION, KIND
 from kdist.status import documents
 from kdist_controller.agent_poller import AgentPoller, Route
@@ -25,7 +25,7 @@ from kdist_controller.cache import Cache, Informer
 from kdist_controller.election import Election
 from kdist_controller.executor import Executor, trim_own
 from kdist_controller.metrics import Metrics
-from kdist_controller.node_recovery import NodeCache, NodeRecovery, trim_node
+from kdist_controller.node_recovery import AVOIDANCE, Avoidance, NodeCache, NodeRecovery, trim_node
 from kdist_controller.observation import Observed
 from kdist_controller.reconcile import reconcile
 from kdist_controller.resource import JobKey, Resource
@@ -97,6 +97,10 @@ class Observer:
         for each, document in objects.items():
             (children if resource.owns(document) else rivals)[each] = document
         backend = _find_backend(resource, children)
+        markers = {
+            key: each for key, each in children.items() if documents.label(each, AVOID_LABEL)
+        }
+        children = {key: each for key, each in children.items() if key not in markers}
         known = children.pop(ObjectKey("v1", "ConfigMap", name), None)
         own = None if known is None else self._read_own(resource, known, found.own)
         workload, makers = None, []
@@ -123,6 +127,7 @@ class Observer:
             config_map=own,
             workload=workload,
             children=children,
+            markers=list(markers.values()),
             pods=own_pods,
             leaving=[
                 pod
@@ -192,22 +197,32 @@ def _version(document: Document) -> int:
 
 class Controller:
     """The controller of the TrainingJobs of these namespaces, by default of all. One of several
-    replicas leads, by `election`.
+    replicas leads, by `election`. `avoidance` says when a job avoids a machine.
     """
 
     def __init__(
-        self, cluster: Cluster, election: Election, route: Route, namespaces: Sequence[str]
+        self,
+        cluster: Cluster,
+        election: Election,
+        route: Route,
+        namespaces: Sequence[str],
+        avoidance: Avoidance = AVOIDANCE,
     ) -> None:
         self._cluster = cluster
         self._election = election
         self._namespaces = namespaces or (None,)
         self._queue = WorkQueue(share=_WORKERS - 1)  # of each namespace, so that others get a turn
         self._cache = Cache()
-        self.metrics = Metrics(self._phases, lambda: len(self._queue))
+        self.metrics = Metrics(self._phases, lambda: len(self._queue), self._avoided)
         self._poller = AgentPoller(cluster, route, metrics=self.metrics, notify=self._queue.add)
         self._nodes = NodeCache(self._cache)
         self._recovery = NodeRecovery(
-            cluster, self._cache, route, leads=lambda: election.leads, notify=self._queue.add
+            cluster,
+            self._cache,
+            route,
+            leads=lambda: election.leads,
+            notify=self._queue.add,
+            avoidance=avoidance,
         )
         self._observer = Observer(
             cluster=cluster,
@@ -304,6 +319,13 @@ class Controller:
     def _phases(self) -> list[str]:
         jobs = self._cache.list_jobs()
         return [documents.text(document, "status", "phase") or "Pending" for _, document in jobs]
+
+    def _avoided(self) -> list[tuple[str, str, str]]:
+        return [
+            (*key, words.partition(" ")[0])
+            for key, document in self._cache.list_jobs()
+            for words in documents.texts(document, "status", "avoidedNodes")
+        ]
 
     def _reconcile(self, key: JobKey) -> float | None:
         """Reconcile a job; returns the seconds until the next time, if it is known."""

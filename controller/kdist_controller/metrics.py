@@ -23,10 +23,16 @@ _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 
 class Metrics:
     """The metrics of one controller, in a registry of their own. `phases` returns the phase of
-    every TrainingJob, `depth` how many jobs wait to be reconciled.
+    every TrainingJob, `depth` how many jobs wait to be reconciled, `avoided` namespace and name of
+    each TrainingJob with each node that it avoids.
     """
 
-    def __init__(self, phases: Callable[[], Iterable[str]], depth: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        phases: Callable[[], Iterable[str]],
+        depth: Callable[[], int],
+        avoided: Callable[[], Iterable[tuple[str, str, str]]],
+    ) -> None:
         self.registry = CollectorRegistry()
 
         def collect_phases() -> Iterator[Metric]:
@@ -38,7 +44,16 @@ class Metrics:
                 found.add_metric([phase.value], counts.get(phase.value, 0))
             yield found
 
+        def collect_avoided() -> Iterator[Metric]:
+            what = "1 for each TrainingJob and each node that it avoids."
+            names = ["kdist_namespace", "kdist_job", "node"]
+            found = GaugeMetricFamily("kdist_controller_node_avoided", what, labels=names)
+            for labels in avoided():
+                found.add_metric(labels, 1)
+            yield found
+
         self.registry.register(_Collector(collect_phases))
+        self.registry.register(_Collector(collect_avoided))
         self.reconcile_seconds = Histogram(
             "kdist_controller_reconcile_seconds",
             "Time to look at one TrainingJob and to change what has to be changed.",

@@ -1,7 +1,7 @@
-"""Recovers jobs from node loss, as `kdist recover` does, on threads of its own. It reads everything
-at the moment of the decision, and polls the agents that are left. `NodeCache` keeps the nodes that
-are not ready: a job with pods on one of them needs recovery. Its times are in
-`kdist.recovery.decision`.
+"""Recovers jobs from node loss, as `kdist recover` does, on threads of its own, and keeps them from
+machines with faults, as `kdist recover --avoid` does. It reads everything at the moment of the
+decision, and polls the agents that are left. `NodeCache` keeps the nodes that are not ready: a job
+with pods on one of them needs recovery. Its times are in `kdist.recovery.decision`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ from typing import Any, Final
 
 from kdist.backends import Placement
 from kdist.cluster import Cluster
-from kdist.errors import KdistError, NotFoundError
+from kdist.errors import Code, KdistError, NotFoundError
 from kdist.job.cluster.applied import AppliedJob
 from kdist.recovery import (
+    AVOID_SECONDS,
     HeldVolume,
     PodDecision,
+    avoid,
     decide,
     fetch_held_volumes,
     observe,
     replace_pods,
 )
-from kdist.status import Pod, documents
+from kdist.status import AvoidedNode, Pod, documents
 from kdist.status.snapshot import is_silent
+from kdist.units import count
 from kdist_controller.actions import Notice
 from kdist_controller.agent_poller import Route, ask_agents
 from kdist_controller.cache import Cache
@@ -41,6 +44,9 @@ _SHARE: Final = 2
 """Threads that one namespace may keep busy."""
 _PAUSE_SECONDS: Final = 2.0
 _LONGEST_PAUSE: Final = 10.0
+_MOST_AVOIDED: Final = 8
+"""Nodes that a job avoids at a time: where still more have faults, it is not the machines."""
+_LONGEST_REASON: Final = 300
 
 
 def trim_node(node: Document) -> Document:
@@ -99,6 +105,38 @@ class NodeCache:
 
 
 @dataclass(frozen=True)
+class Avoidance:
+    """After how many faults within a run its job avoids a machine, 0 for never; for how long."""
+
+    faults: int = 2
+    seconds: float = AVOID_SECONDS
+
+
+AVOIDANCE: Final = Avoidance()
+
+
+def find_faulty(observed: Observed, avoidance: Avoidance) -> list[AvoidedNode]:
+    """The machines that the job is to avoid from now on, by what its agents tell. One that it has
+    avoided before, until its time was over or a person allowed it, takes a further fault.
+    """
+    counted = documents.mapping(observed.resource.status, "nodeFaults")
+    known = {each.node: each for each in observed.status.avoided}
+    used = {pod.node for pod in observed.alive if not pod.deleting}
+    # marked, and left by a controller that has died before it could delete the pod
+    found = {node: each for node, each in known.items() if each.faults and node in used}
+    for answer in observed.reports.values():
+        for each in documents.items(answer, "machine_faults"):
+            node, faults = documents.text(each, "machine"), documents.integer(each, "faults") or 0
+            least = max(avoidance.faults, (documents.integer(counted, node) or 0) + 1)
+            if node and node not in known and avoidance.faults and faults >= least:
+                words = f"{documents.text(each, 'cause')}: {documents.text(each, 'message')}"
+                reason = f"{count(faults, 'fault')}, the latest {words}"[:_LONGEST_REASON]
+                until = observed.now + avoidance.seconds
+                found[node] = AvoidedNode(node, round(until), reason, faults)
+    return list(found.values())[: max(len(known), _MOST_AVOIDED) - len(known.keys() - found)]
+
+
+@dataclass(frozen=True)
 class Outlook:
     """What is known of the pods of one job whose nodes do not answer: the decision about each, and
     the volumes that keep new pods waiting.
@@ -118,8 +156,9 @@ class _AffectedJob:
 
 
 class NodeRecovery:
-    """Replaces the pods of nodes that are gone, if `leads` says that this replica may act. `notify`
-    receives each job about which something new is known.
+    """Replaces the pods of nodes that are gone, and takes those of machines with faults elsewhere,
+    if `leads` says that this replica may act. `notify` receives each job about which something new
+    is known.
     """
 
     def __init__(
@@ -130,6 +169,7 @@ class NodeRecovery:
         *,
         leads: Callable[[], bool],
         notify: Callable[[JobKey], None],
+        avoidance: Avoidance = AVOIDANCE,
     ) -> None:
         self._cluster = cluster
         self._cache = cache
@@ -137,12 +177,17 @@ class NodeRecovery:
         self._leads = leads
         self._notify = notify
         self._queue = WorkQueue(share=_SHARE)
+        self._avoidance = avoidance
+        self._avoiding = WorkQueue(share=_SHARE)
+        self._faulty: dict[JobKey, tuple[Observed, list[AvoidedNode]]] = {}
+        self._refused: set[tuple[str, str, int | None]] = set()
         self._jobs: dict[JobKey, _AffectedJob] = {}
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Start the threads, which end with the process."""
         self._queue.start(self._recover, threads=_THREADS, name="recovery")
+        self._avoiding.start(self.avoid_nodes, threads=_SHARE, name="avoidance")
 
     def outlook(self, key: JobKey) -> Outlook:
         """What is known of a job; empty if all of its nodes answer."""
@@ -155,6 +200,10 @@ class NodeRecovery:
         that replace the lost ones run.
         """
         key = observed.resource.key
+        if faulty := find_faulty(observed, self._avoidance):
+            with self._lock:
+                self._faulty[key] = observed, faulty
+            self._avoiding.add(key)
         suspect = {name for pod in observed.alive if (name := pod.node) in observed.nodes}
         with self._lock:
             known = self._jobs.get(key)
@@ -171,6 +220,29 @@ class NodeRecovery:
     def forget(self, key: JobKey) -> None:
         with self._lock:
             self._jobs.pop(key, None)
+
+    def avoid_nodes(self, key: JobKey) -> None:
+        """Keep a job from its faulty nodes. What is refused is tried again after the next fault."""
+        with self._lock:
+            planned = self._faulty.pop(key, None)
+        if planned is None:
+            return
+        (observed, faulty), cluster = planned, self._cluster.within(key.namespace)
+        for each in faulty:
+            attempt = (observed.resource.uid, each.node, each.faults)
+            if attempt in self._refused or not self._leads():
+                continue
+            try:
+                avoid(_make_target(cluster, observed), each)
+            except KdistError as error:
+                _log.warning("%s: %s is not avoided: %s", key, each.node, error)
+                if error.code is Code.UNREACHABLE:
+                    continue
+                self._refused.add(attempt)
+                words = f"{each.node} is not avoided ({each.reason}): {error}"
+                notice = Notice("NodeNotAvoided", words, warning=True)
+                identity = f"{each.node} {each.faults}"
+                write_event(cluster, observed.resource, notice, identity=identity)
 
     def _recover(self, key: JobKey) -> float | None:
         """Decide about the pods of a job once; returns the seconds until the next time."""

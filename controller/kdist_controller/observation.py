@@ -35,6 +35,7 @@ class Observed:
         config_map: the job's own ConfigMap, which holds the job as its objects are now.
         workload: the object that makes its pods.
         children: its other objects; metadata only.
+        markers: the Jobs that keep its pods from nodes.
         pods: its pods.
         reports: the agents' newest `/status` documents, by pod.
         silent: the pods whose agents did not answer when they were asked last.
@@ -56,6 +57,7 @@ class Observed:
     config_map: Document | None = None
     workload: Document | None = None
     children: Mapping[ObjectKey, Document] = field(default_factory=dict)
+    markers: Sequence[Document] = ()
     pods: Sequence[Document] = ()
     reports: Mapping[str, Document] = field(default_factory=dict)
     silent: Collection[str] = ()
@@ -131,6 +133,7 @@ class Observed:
             nodes=self.nodes,
             skipped=sum(documents.name(pod) not in known for pod in running),
             config_maps={each.name for each in self.children if each.kind == "ConfigMap"},
+            markers=self.markers,
             taken=self.now,
         )
 

@@ -174,6 +174,7 @@ def _build(observed: Observed, decision: Decision, *, settled: bool) -> dict[str
             phase, reason, cause = _explain(observed, decision)
             found |= _numbers(observed, decision, phase, cause)
             wanted += _phase_conditions(observed, phase, reason, cause)
+            found |= _avoided(observed)
         if decision.refused is None:
             wanted.append(_outdated(decision))
     else:
@@ -276,6 +277,17 @@ def _numbers(
     return {name: value for name, value in found.items() if value is not None or name not in _KEPT}
 
 
+def _avoided(observed: Observed) -> dict[str, Any]:
+    """The nodes that the job avoids, and how many faults each had when the controller decided so:
+    it takes more to decide so again.
+    """
+    nodes = observed.status.avoided
+    counted = dict(documents.mapping(observed.resource.status, "nodeFaults"))
+    counted |= {each.node: each.faults for each in nodes if each.faults}
+    words = [_clip(f"{each.node} until {format_time(each.until)}: {each.reason}") for each in nodes]
+    return {"avoidedNodes": words or None, "nodeFaults": counted or None}
+
+
 def _goodput(observed: Observed) -> str | None:
     """The share of the run's time that went into steps, by the agent that answered last."""
     for document in observed.reports.values():
@@ -309,6 +321,10 @@ def _phase_conditions(
         yield Condition(
             "QuotaReserved", not waits, "Waiting" if waits else "Reserved", message if waits else ""
         )
+    if nodes := [each.node for each in observed.status.avoided]:
+        yield Condition("NodesAvoided", True, "Avoided", _clip(", ".join(nodes)))
+    elif find_condition(observed.resource.status, "NodesAvoided"):
+        yield Condition("NodesAvoided", False, "NoneAvoided", "")
     yield Condition("Running", phase is Phase.RUNNING, reason, message)
     suspended = phase is Phase.SUSPENDED
     yield Condition("Suspended", suspended, "Suspended" if suspended else "NotSuspended", "")
@@ -329,6 +345,9 @@ def _list_notices(
             f"backend {placement.backend}, rendezvous {placement.rendezvous}, "
             f"run {placement.run_id}",
         )
+    for words in documents.texts(after, "avoidedNodes"):
+        if words not in documents.texts(before, "avoidedNodes"):
+            yield Notice("NodeAvoided", words, warning=True)
     for kind in ("Suspended", "Outdated", "Complete", "Failed"):
         if is_true(after, kind) and not is_true(before, kind):
             message = documents.text(find_condition(after, kind), "message") or kind

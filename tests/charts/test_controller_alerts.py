@@ -87,8 +87,15 @@ def test_many_refused_connections_are_noticed_and_slow_clients_are_not(tmp_path:
     assert run(tmp_path, slow, dict.fromkeys(refusing, "")) == ""
 
 
+def test_a_node_is_named_as_long_as_a_job_avoids_it(tmp_path: Path) -> None:
+    leads = {SERIES.format("a"): "1x200"}
+    avoids = 'kdist_controller_node_avoided{job="kdist-controller",kdist_namespace="ml",node="n"}'
+    series = {**leads, avoids: "_x20 1x40 stale"}
+    assert run(tmp_path, series, {"9m": "", "15m": "KdistNodeAvoided", "40m": ""}) == ""
+
+
 def test_alerts_of_the_controller_use_its_metrics_and_have_a_severity() -> None:
-    metrics = Metrics(lambda: (), lambda: 0)
+    metrics = Metrics(lambda: (), lambda: 0, lambda: [("ml", "digits", "worker-2")])
     metrics.show_refused(lambda: {"limit": 0})
     exported = {sample.name for family in metrics.registry.collect() for sample in family.samples}
     for rule in controller_alerts().values():

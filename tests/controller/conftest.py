@@ -68,7 +68,7 @@ class Stepper:
         """Start a controller that knows nothing, and let it work until nothing is left to do."""
         key = JobKey("ml", name)
         cache = Cache()
-        metrics = Metrics(list, lambda: 0)
+        metrics = Metrics(list, lambda: 0, list)
         poller = _Poller(self.kubernetes, self.connection, metrics)
         recovery = NodeRecovery(self.connection, cache, _refuse, leads=lambda: True, notify=print)
         observer = Observer(
@@ -84,7 +84,7 @@ class Stepper:
             observed = observer.observe(key)
             if observed is None:
                 return
-            changes = reconcile(observed)
+            changes, written = reconcile(observed), len(self.kubernetes.writes)
             try:
                 Executor(self.connection, cache, observed).execute(changes)
             except ForeignError as error:
@@ -92,7 +92,9 @@ class Stepper:
                     raise
                 observer.foreign[key] = error.found
                 continue
-            if not changes.actions and changes.status is None:
+            recovery.plan(observed)
+            recovery.avoid_nodes(key)
+            if len(self.kubernetes.writes) == written:
                 return
         pytest.fail(f"{name} does not settle: {changes}")
 

@@ -25,6 +25,9 @@ ASKED: dict[str, Ask] = {
     "restart": lambda kubernetes: change(
         kubernetes, restartedAt="2026-05-01T12:00:00Z", image="registry.example.com/other:2"
     ),
+    "avoid": lambda kubernetes: kubernetes.reports.update(
+        {"digits-0": {"machine_faults": [{"machine": "node-1", "faults": 2}]}}
+    ),
     "end": lambda kubernetes: kubernetes.put(
         "Job", {"metadata": {"name": "digits"}, "status": {"conditions": [END]}}
     ),
@@ -59,6 +62,7 @@ def _outcome(kubernetes: Kubernetes) -> tuple[Any, ...]:
     found = kubernetes.find("TrainingJob", "digits")
     status = {} if found is None else dict(found["status"])
     conditions = {each["type"]: each["status"] for each in status.pop("conditions", [])}
+    status["avoidedNodes"] = [each.partition(" ")[0] for each in status.get("avoidedNodes", [])]
     return kubernetes.names(), status, conditions
 
 
@@ -74,6 +78,7 @@ def test_a_killed_controller_does_nothing_twice_and_finishes_what_was_asked(
 ) -> None:
     def begin() -> None:
         kubernetes.clear()
+        kubernetes.reports.clear()
         kubernetes.put("TrainingJob", job(checkpoints={"size": "1Gi"}))
         if asked != "create":
             stepper.settle()

@@ -161,7 +161,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("time", "seconds", "visible_seconds", "wait_seconds"), (int, float)),
     **dict.fromkeys(("event", "cause", "reason", "loss", "node", "message", "entrypoint"), str),
     **dict.fromkeys(("commits", "written"), int),
-    "devices": str,
+    **dict.fromkeys(("devices", "url"), str),
     "metrics": dict,
 }
 
@@ -315,6 +315,7 @@ def build_report(
         "devices": next(
             (each["devices"] for each in reversed(events) if each.get("devices")), None
         ),
+        "tracker": next((each.get("url") for each in _named(reversed(events), "tracker")), None),
         "separateRanks": _count_separate(events),
         "loss": _last_loss(steps),
         "metrics": dict(_last_metrics(events)),

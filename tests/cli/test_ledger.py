@@ -105,6 +105,14 @@ def test_the_final_loss_is_the_last_steps_to_the_bit() -> None:
     assert report["metrics"] == {"accuracy": 0.98}
 
 
+def test_the_address_of_the_run_in_its_tracker_is_the_last_one() -> None:
+    events, steps = INTERRUPTED
+    begun = [{"event": "tracker", "url": url} for url in ("https://a", "https://b")]
+    for known, expected in (([], None), (begun, "https://b")):
+        report = build_report([*events, *known], steps, invocations=[(100.0, 114.0)])
+        assert report["tracker"] == expected
+
+
 def test_checkpoints_are_summed_up() -> None:
     report = build_report(*INTERRUPTED, invocations=[(100.0, 114.0)])
     expected = {

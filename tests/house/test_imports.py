@@ -38,6 +38,7 @@ LIGHT = {
     "kdist_trainer.checkpoint.ledger": "torch numpy kdist click msgspec",
     "kdist_trainer.object_store.store": "torch numpy obstore asyncio kdist click",
     "kdist_trainer.fetch.__main__": "torch numpy obstore huggingface_hub kdist click",
+    "kdist_trainer.tracker.__main__": "torch numpy wandb mlflow kdist click",
     "kdist_trainer.integrations": "torch accelerate lightning pytorch_lightning transformers",
 }
 

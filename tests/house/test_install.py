@@ -17,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from kdist.job.local.launch import FOR_TRAINING
+from kdist_trainer.agent.tracker_process import PACKAGES
 from tests.docs.blocks import blocks
 from tests.house.test_lock import LOCK, PINNED
 from tests.house.test_words import TEXT
@@ -85,6 +86,9 @@ def test_hints_name_the_packages_that_the_extras_of_the_trainer_name() -> None:
     trainer = ROOT / "trainer" / "kdist_trainer"
     assert f"pip install '{hub}'" in (trainer / "fetch" / "web.py").read_text()
     assert f"pip install '{buckets}'" in (trainer / "object_store" / "store.py").read_text()
+    assert {name: extras[name] for name in PACKAGES} == {
+        name: [one] for name, one in PACKAGES.items()
+    }
     frameworks = (ROOT / "docs" / "how-to" / "frameworks.md").read_text()
     for name in ("transformers", "lightning", "accelerate"):
         assert " ".join(f"'{each}'" for each in extras[name]) in frameworks

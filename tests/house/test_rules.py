@@ -24,6 +24,7 @@ EXEMPT: dict[Rule, dict[str, str]] = {
         "standard output",
         "trainer/kdist_trainer/profiling/__main__.py": "it is one too",
         "trainer/kdist_trainer/tensorboard/__main__.py": "it is one too",
+        "trainer/kdist_trainer/tracker/__main__.py": "it tells its agent the address of the run",
         "trainer/kdist_trainer/run_script.py": "it stands in for the interpreter, whose last "
         "words go to standard error",
     },

@@ -21,7 +21,7 @@ from tests.house.tree import ROOT, python_files
 
 SLICES = sorted({*slices.COMMANDS.values(), "crd", "tensorboard"})
 COMMANDS = {name: command for command, name in slices.COMMANDS.items()}
-OF_THE_TRAINER = ("bench", "fetch", "integrations", "profiling", "tensorboard")
+OF_THE_TRAINER = ("bench", "fetch", "integrations", "profiling", "tensorboard", "tracker")
 
 JOB = """\
 apiVersion: kdist.dev/v1alpha1

@@ -137,6 +137,7 @@ class AgentStatus:
     waiting_for: str = ""
     slow_start: str = ""
     devices: str = ""
+    tracker: str = ""
     failed_saves: int = 0
     checkpoint_room: str = ""
 
@@ -275,6 +276,7 @@ def read_training(current: Sequence[AgentStatus], *, step: int | None = None) ->
         "checkpoint_room": _first(report.checkpoint_room or None for report in current) or "",
         "waiting_for": next((report.waiting_for for report in current if report.waiting_for), ""),
         "slow_start": slow_starts[0] if slow_starts and all(slow_starts) else "",
+        "tracker": next((report.tracker for report in current if report.tracker), ""),
         "devices": ", ".join(sorted({report.devices for report in current if report.devices})),
     }
 
@@ -330,6 +332,7 @@ _FIELDS: Final = (
     "waiting_for",
     "slow_start",
     "devices",
+    "tracker",
     "failed_saves",
     "checkpoint_room",
 )

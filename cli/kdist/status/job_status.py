@@ -153,6 +153,7 @@ class JobStatus:
         checkpoint_interval: seconds between two saves as it is now.
         checkpoint_bytes_per_hour: what checkpoints write at this interval.
         devices: what the ranks of each node run on.
+        tracker: the address of the run in its tracker; empty if it has none.
         created: unix seconds; `age` is in seconds.
         kept_alive: whether pods stay alive after the training has ended.
         location: `cluster`, or `local` for a run on this machine.
@@ -178,6 +179,7 @@ class JobStatus:
     generation: int = 0
     world_size: int = 0
     devices: str = ""
+    tracker: str = ""
     step: int | None = None
     target_steps: int | None = None
     loss: float | None = None

@@ -39,6 +39,8 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
         yield "ranks", f"{status.world_size}, generation {status.generation}"
     if status.devices:
         yield "on each node", status.devices
+    if status.tracker:
+        yield "tracker", status.tracker
     if status.step is not None:
         target = (
             f"/{status.target_steps:,} ({status.step / status.target_steps:.0%})"

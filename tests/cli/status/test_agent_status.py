@@ -61,3 +61,14 @@ def test_how_often_a_run_saves_and_what_it_writes_is_shown(
         *("digits", "ml", "job", Phase.RUNNING, "", "", Nodes(1, 1, 1)), **read_training([found])
     )
     assert dict(status_rows(status)).get("saves") == shown
+
+
+def test_the_address_of_the_run_in_its_tracker_is_shown() -> None:
+    told = [
+        AgentStatus.read("digits-0", {**report(), "tracker": url}) for url in (None, "https://a")
+    ]
+    status = JobStatus(
+        *("digits", "ml", "job", Phase.RUNNING, "", "", Nodes(2, 2, 2)),
+        **read_training([each for each in told if each is not None]),
+    )
+    assert dict(status_rows(status))["tracker"] == "https://a"

@@ -322,7 +322,7 @@ def test_status_is_strict_json(exporter: Exporter, monkeypatch: pytest.MonkeyPat
         "exchange_key",
         "last_failure",
         "failed_saves",
-        "devices",
+        *("devices", "tracker"),
         "checkpoint_room",
         "checkpoint_interval",
         "checkpoint_bytes",

@@ -40,6 +40,7 @@ from kdist_trainer.agent.monitor import AgentTelemetry, PollResult, RendezvousPo
 from kdist_trainer.agent.restart_policy import RestartLedger, SingleStart
 from kdist_trainer.agent.settings import C10D, FILE, KUBERNETES, Settings, identify_code
 from kdist_trainer.agent.termination import TerminationPolicy, save_kept_state
+from kdist_trainer.agent.tracker_process import TrackerProcess
 from kdist_trainer.agent.worker_group import PrestartedWorkers, Survivors, WorkerProcesses
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.errors import KdistTrainerError
@@ -145,6 +146,7 @@ class ElasticAgent(ElasticAgentBase):
         self._telemetry = telemetry
         self._stop = stop
         telemetry.show_job(settings.config, procs=spec.local_world_size)
+        self._tracker = TrackerProcess(settings, telemetry.show_tracker)
         self._single_start = SingleStart(settings.config, fail_fast_store)
         self._ledger = RestartLedger(
             agent_store,
@@ -197,6 +199,7 @@ class ElasticAgent(ElasticAgentBase):
             self._survivors.close()
             self._ledger.close()
         self._rendezvous_handler.end_membership()
+        self._tracker.end(self._stop)  # which no other node waits for
         state = WorkerState.SUCCEEDED if self.record["code"] == Exit.DONE else WorkerState.FAILED
         return RunResult(state=state)
 
@@ -333,6 +336,7 @@ class ElasticAgent(ElasticAgentBase):
             ranks=ranks,
             is_group_rank_0=group.group_rank == 0,
         )
+        self._tracker.begin_group(is_group_rank_0=group.group_rank == 0)
         self._start_processes(ranks)
         handler = self._rendezvous_handler
         pids = {local_rank: self._workers.pid(local_rank) for local_rank in range(len(ranks))}

@@ -155,6 +155,10 @@ class AgentTelemetry:
         sources.refusal = store.refusal
         sources.has_key = handler.has_key
 
+    def show_tracker(self, url: str) -> None:
+        """Have `/status` show the address of the run in its tracker."""
+        self._exporter.sources.tracker = url
+
     def show_activity(self, activity: Callable[[], Mapping[int, Mapping[str, Any]]]) -> None:
         """Have `/status` show what the ranks of a new group do."""
         self._exporter.sources.activity = activity

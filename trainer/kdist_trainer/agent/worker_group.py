@@ -42,7 +42,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
 
 from kdist_trainer import log
-from kdist_trainer.agent import coordination
+from kdist_trainer.agent import coordination, tracker_process
 from kdist_trainer.agent.coordination import Generation, KeptRank
 from kdist_trainer.agent.exits import FORKSERVER_LOST
 from kdist_trainer.agent.forkserver import supervise_script_forkserver
@@ -141,7 +141,8 @@ class WorkerProcesses:
         if any(self._codes[number] for number in ended):
             # the agent's other children are processes that a worker has started and left
             scripts = self._processes.values() if self._is_script else ()
-            process_tree.kill(spared=_servers() | {process.pid for process in scripts})
+            spared = _servers() | tracker_process.pids()
+            process_tree.kill(spared=spared | {process.pid for process in scripts})
         self._reap()
         return dict(self._codes)
 
@@ -174,7 +175,7 @@ class WorkerProcesses:
                 os.kill(self.pid(local_rank), signal.SIGKILL)
             _kill_group(self.pid(local_rank))
         deadline = time.monotonic() + timeout_seconds
-        spared = [self.pid(local_rank) for local_rank in keep]
+        spared = {*tracker_process.pids(), *(self.pid(local_rank) for local_rank in keep)}
         process_tree.kill(keep=_servers(), spared=spared, seconds=timeout_seconds)
         while (running := set(self.living) - set(keep)) and time.monotonic() < deadline:
             self.wait(0.05)

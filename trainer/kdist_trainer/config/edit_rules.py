@@ -120,6 +120,9 @@ RULES: Final[Mapping[str, Rule]] = {
     "recovery": Rule(EditEffect.FREE, "how ranks recover does not affect the weights"),
     "collectiveTiming": Rule(EditEffect.FREE, "only measures"),
     "tensorboard": Rule(EditEffect.FREE, "only writes event files"),
+    "tracker": Rule(
+        EditEffect.FREE, "only shows the steps; another one is given them from the first"
+    ),
     "init": Rule(
         EditEffect.NEEDS_FRESH,
         "only a new run reads it; `endpoint`, `region`, `secret` and `size` are free",

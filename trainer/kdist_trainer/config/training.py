@@ -372,6 +372,14 @@ class Training(ConfigModel):
             "throughput, step times)."
         ),
     )
+    tracker: Literal["wandb", "mlflow"] | None = Field(
+        None,
+        exclude_if=lambda value: value is None,  # unknown to earlier trainers
+        description=(
+            "Tracker of experiments that is given each step which a checkpoint holds, with its "
+            "loss and metrics."
+        ),
+    )
     init: Init | None = Field(None, description="Pretrained weights to start from.")
     loader: LoaderConfig = Field(LoaderConfig(), description="Loading of samples.")
     checkpoint: Checkpointing = Field(

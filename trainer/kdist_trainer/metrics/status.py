@@ -21,6 +21,7 @@
   were too many, it had no resources for them, or they had a wrong token.
 - `devices`: what the ranks of this node run on: `CPU`, or GPUs such as `8 x NVIDIA H100`; those
   that a script may use.
+- `tracker`: the address of the run in its tracker, on the agent that has group rank 0.
 - `rendezvous_refused`: whether the API server refuses this agent the rendezvous, which it has
   served before: the job's ServiceAccount or a right of it is gone.
 - `rendezvous_refusal`: how it refuses it, with the status: 401 for the token, 403 for a right, 404
@@ -79,6 +80,7 @@ class StatusSources:
         devices: What the ranks of this node run on; empty before it is known.
         slow_start: That starting takes longer than the time between losses, in a sentence, while
             the ranks start; empty if it does not.
+        tracker: The address of the run in its tracker; empty if it has none.
     """
 
     peers: Callable[[], dict[str, Any] | None] = lambda: None
@@ -93,6 +95,7 @@ class StatusSources:
     waiting_for: str = ""
     devices: str = ""
     slow_start: str = ""
+    tracker: str = ""
 
     def fields(self, *, ended: bool, has_begun: bool, failed_saves: int) -> dict[str, Any]:
         """Fields of `/status`. `has_begun` says whether the ranks have reached a step;
@@ -110,6 +113,7 @@ class StatusSources:
             "exchange_key": None if ended else self.has_key(),
             "last_failure": last_failure,
             "devices": self.devices or None,
+            "tracker": self.tracker or None,
             "failed_saves": failed_saves,
             "checkpoint_room": self.room() if failed_saves and not ended else None,
             "waiting_for": None if ended else self.waiting_for or None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from functools import wraps
 from typing import Any, Final
 
@@ -28,43 +29,27 @@ def identify(run_id: str, rank: int) -> str:
 
 def continue_mlflow(identity: str) -> None:
     """Have the first run that this process begins be the one with the tag, if there is one."""
-    try:
-        import mlflow
-        from mlflow.tracking import fluent
-
-        begin = fluent.start_run
-    except (ImportError, AttributeError) as error:
-        _warn(error)
+    mlflow: Any = sys.modules["mlflow"]
+    fluent: Any = sys.modules.get("mlflow.tracking.fluent")
+    if fluent is None:  # MLflow's tracing alone
         return
-
-    is_first = True
+    begin, is_first = fluent.start_run, True
 
     @wraps(begin)
     def start_run(*args: Any, **named: Any) -> Any:
         nonlocal is_first
         was_first, is_first = is_first, False
         # by these the script names a run itself
-        is_named = args or named.get("run_id") or "MLFLOW_RUN_ID" in os.environ
-        if was_first and not is_named:
+        if was_first and not (args or named.get("run_id") or "MLFLOW_RUN_ID" in os.environ):
             named["tags"] = {TAG: identity, **(named.get("tags") or {})}
             try:
-                named["run_id"] = _find_run(fluent, identity, named.get("experiment_id"))
+                experiment = str(named.get("experiment_id") or fluent._get_experiment_id())
+                tagged = f"tags.`{TAG}` = '{identity}'"
+                for run in fluent.MlflowClient().search_runs([experiment], tagged, max_results=1):
+                    named["run_id"] = run.info.run_id
             except Exception as error:  # noqa: BLE001 - it may begin a curve, and must not end a script
-                _warn(error)
+                what = f"MLflow begins a new curve: {type(error).__name__}: {error}"
+                log.warn("tracker-unnamed", message=what)
         return begin(*args, **named)
 
     mlflow.start_run = fluent.start_run = start_run
-
-
-def _find_run(fluent: Any, identity: str, experiment: str | None) -> str | None:
-    found = fluent.MlflowClient().search_runs(
-        [str(experiment or fluent._get_experiment_id())],
-        f"tags.`{TAG}` = '{identity}'",
-        max_results=1,
-    )
-    return found[0].info.run_id if found else None
-
-
-def _warn(error: Exception) -> None:
-    what = "MLflow may not continue the run's curve"
-    log.warn("tracker-unnamed", message=f"{what}: {type(error).__name__}: {error}")

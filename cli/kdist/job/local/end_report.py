@@ -220,7 +220,8 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
             f"test {name}",
             f"{value:.2%}" if name == "accuracy" and isinstance(value, float) else number(value),
         )
-    yield from (("ran on", str(each)) for each in [report["devices"]] if each)
+    shown = {"ran on": report["devices"], "tracker": report.get("tracker")}
+    yield from ((name, str(each)) for name, each in shown.items() if each)
     yield (
         "wall time",
         seconds(report["wallSeconds"])

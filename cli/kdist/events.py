@@ -419,7 +419,9 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     ),
     "worker-failed": _worker_failed,
     "restarting": lambda e: (
-        f"starts again, restart {e['restarts']} of {e['budget']} ({e['cause']}){_first_line(e)}"
+        f"starts again, restart {e['restarts']} of {e['budget']}"
+        + (" after faults of machines" if e.get("counted") == "machines" else "")
+        + f" ({e['cause']}){_first_line(e)}"
     ),
     "checkpoints-opened": lambda e: (
         "the script has opened its checkpoints: it is started again from the newest one, "

@@ -38,6 +38,26 @@ def test_an_error_of_the_gpu_is_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_equal_faults_of_a_gpu_do_not_spend_the_restarts_of_the_job(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\nimport torch\n"
+        "if int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 3:\n"
+        "    error = torch.AcceleratorError('CUDA error: uncorrectable ECC error')\n"
+        "    error.error_code = 214\n    raise error\n"
+        "raise ValueError('one that is final')\n"
+    )
+    with Lab(tmp_path, maxRestarts=1, script={"path": str(script)}) as lab:
+        lab.start("node-0")
+        assert lab.end("node-0") == 70
+        restarts = lab.events("node-0", "restarting")
+        last = lab.ledger("generation")[-1]
+    told = [(one["restarts"], one["budget"], one["counted"]) for one in restarts]
+    assert told == [(1, 10, "machines"), (2, 10, "machines"), (3, 10, "machines")]
+    assert (last["limit"], last["total_restarts"]) == ("machines", 3)
+
+
+@pytest.mark.processes
 def test_an_error_in_no_table_is_tried_again_and_is_final_when_it_comes_back_alike(
     tmp_path: Path,
 ) -> None:

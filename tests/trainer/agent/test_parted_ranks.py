@@ -9,6 +9,7 @@ from pathlib import Path
 from kdist_trainer.agent.coordination import Generation
 from kdist_trainer.agent.restart_policy import RestartLedger
 from kdist_trainer.config import Cause, Exit
+from kdist_trainer.config.train_config import RESTARTS
 from kdist_trainer.ipc.failure import Failure
 from tests.trainer.agent.test_restart_policy import AGENTS, Job, killed
 
@@ -24,7 +25,7 @@ def test_after_ranks_have_differed_none_continues_in_place_until_the_code_is_ano
 ) -> None:
     def begin(job: Job, code: str) -> Generation:
         return RestartLedger(
-            job.agent_store, checkpoints=tmp_path, max_restarts=9, code=code
+            job.agent_store, checkpoints=tmp_path, limits={RESTARTS: 9}, code=code
         ).open_generation(AGENTS, world_size=2)
 
     job = Job(tmp_path)

@@ -19,6 +19,8 @@ from kdist_trainer.checkpoint.interval import UNSAVED_VARIABLE
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit
+from kdist_trainer.config.exit_codes import Fault, Rerun
+from kdist_trainer.config.train_config import MACHINES, RESTARTS
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.object_store.store import ObjectLocation, ObjectPath, ObjectStore
 from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server, always
@@ -51,6 +53,8 @@ def killed(generation: int, *, step: int = 5) -> Failure:
 class Job:
     """One run: its store, its checkpoints if it has any, and whoever leads."""
 
+    machine_faults = 10
+
     def __init__(self, checkpoints: StoragePath | None, max_restarts: int = 3) -> None:
         self.checkpoints = checkpoints
         self.max_restarts = max_restarts
@@ -64,7 +68,9 @@ class Job:
 
     def ledger(self) -> RestartLedger:
         return RestartLedger(
-            self.agent_store, checkpoints=self.checkpoints, max_restarts=self.max_restarts
+            self.agent_store,
+            checkpoints=self.checkpoints,
+            limits={RESTARTS: self.max_restarts, MACHINES: self.machine_faults},
         )
 
     def failure_backoff_seconds(self) -> int:
@@ -142,8 +148,8 @@ def test_a_commit_below_a_step_that_was_kept_and_lost_is_progress() -> None:
         return {**fields, **kept_step}
 
     lost = [group(0), group(900, 900), group(0), group(0)]
-    assert count_restarts(lost) == 3
-    assert count_restarts([*lost, {"event": "commit", "step": 50}, group(50)]) == 1
+    assert count_restarts(lost).total() == 3
+    assert count_restarts([*lost, {"event": "commit", "step": 50}, group(50)]).total() == 1
 
 
 def test_a_group_is_numbered_while_the_bucket_with_the_ledger_fails(
@@ -293,6 +299,18 @@ def test_refused_restarts_and_written_ones_add_up_until_a_step_is_committed(tmp_
     assert job.open().restarts == 1
 
 
+def test_faults_of_machines_that_the_ledger_refuses_are_counted_apart(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.open()
+    ledger, aside = tmp_path / "ledger", tmp_path / "aside"
+    ledger.rename(aside)
+    ledger.touch()
+    job.agent_store.post_failures(1, [broken(1)])
+    assert job.open().counts == {MACHINES: 1}
+    job.agent_store.post_failures(2, [killed(2)])
+    assert job.open().counts == {MACHINES: 1, RESTARTS: 1}
+
+
 def generation(reason: str) -> dict[str, object]:
     return {"event": "generation", "reason": reason}
 
@@ -316,7 +334,7 @@ def commit(step: int) -> dict[str, object]:
 def test_progress_and_new_starts_refill_the_budget_and_joins_do_not(
     events: list[dict[str, object]], count: int
 ) -> None:
-    assert count_restarts(events) == count
+    assert count_restarts(events).total() == count
 
 
 def crashed(generation: int, *, step: int | None, rank: int = 1, lived: float = 5.0) -> Failure:
@@ -364,6 +382,44 @@ def test_failures_that_differ_or_come_from_outside_are_chance_and_slow_down_from
         generation = job.open()
         assert generation.exhausted is False
         assert generation.repeats == (failure.message != "rank 1 was killed by SIGKILL")
+
+
+def broken(generation: int, *, cause: Cause = Cause.DEVICE, rerun: Rerun = Rerun.AGAIN) -> Failure:
+    failure = replace(killed(generation), cause=cause, fault=Fault.DEVICE, rerun=rerun)
+    return replace(failure, message="AcceleratorError: CUDA error: uncorrectable ECC error")
+
+
+def test_faults_of_machines_spend_a_limit_of_their_own_however_alike_they_are(job: Job) -> None:
+    job.max_restarts, job.machine_faults = 1, 4
+    job.open()
+    for number in (1, 2, 4, 5):
+        job.agent_store.post_failures(number, [broken(number)])
+        last = job.open()
+        assert (last.exhausted, last.limit) == (False, MACHINES)
+        if number == 2:
+            job.agent_store.post_failures(3, [killed(3)])
+            assert job.open().counts == {MACHINES: 2, RESTARTS: 1}
+    assert (last.counts, last.restarts) == ({MACHINES: 4, RESTARTS: 1}, 5)
+    assert job.failure_backoff_seconds() == 0, "the limit is reached"
+    job.agent_store.post_failures(6, [broken(6)])
+    assert job.open().over.startswith(
+        "limit of machines' faults reached: 4 restarts without progress; the last failure: Acc"
+    )
+
+
+def test_a_kernel_that_may_be_the_users_spends_the_jobs_own_limit(job: Job) -> None:
+    job.open()
+    job.agent_store.post_failures(1, [broken(1, rerun=Rerun.BLOCKING)])
+    assert job.open().counts == {RESTARTS: 1}
+
+
+def test_a_node_that_is_asked_to_end_costs_nothing_once_it_has_trained(job: Job) -> None:
+    job.max_restarts = 1
+    job.open()
+    for number in range(1, 6):
+        job.agent_store.plan_stop(number, "stop")
+        last = job.open({"node-0": "a", "node-1": f"b{number}"})
+        assert (last.exhausted, last.reason, last.counts) == (False, "resume", {})
 
 
 def test_where_no_step_is_known_the_same_crash_is_one_after_about_the_same_time() -> None:

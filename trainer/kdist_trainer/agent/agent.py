@@ -151,7 +151,7 @@ class ElasticAgent(ElasticAgentBase):
         self._ledger = RestartLedger(
             agent_store,
             checkpoints=settings.checkpoints,
-            max_restarts=settings.config.restart_limit,
+            limits=settings.config.restart_limits,
             single_start=self._single_start,
             devices=telemetry.devices,
             code=identify_code(settings.config, settings.code),

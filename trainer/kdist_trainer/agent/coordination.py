@@ -27,7 +27,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from torch.distributed import DistError
@@ -39,6 +39,7 @@ from kdist_trainer.checkpoint.interval import HISTORY_VARIABLE, UNSAVED_VARIABLE
 from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.config.train_config import RESTARTS
 from kdist_trainer.formats import REQUESTED_AT
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import finite_number, parse_json
@@ -424,7 +425,8 @@ class Generation:
         number: Counts from 1 over the whole run.
         reason: Why it began: `start`, `resume`, `join`, `renew` or `failure`.
         nodes: The names of the nodes.
-        restarts: The restarts without progress so far.
+        counts: The restarts without progress so far, by the limit that each is counted against.
+        limit: The limit that this restart is counted against.
         cause: The cause of the failure that ended the previous generation.
         lost_steps: The steps of the group before that are after `from_step`, and are done again; 0
             if a rank has kept the state.
@@ -457,7 +459,8 @@ class Generation:
     number: int
     reason: str
     nodes: list[str]
-    restarts: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    limit: str = RESTARTS
     cause: str | None = None
     lost_steps: int = 0
     exhausted: bool = False
@@ -478,6 +481,11 @@ class Generation:
     total_lost_steps: int | None = None
     committed_step: int | None = None
     committed_at: float | None = None
+
+    @property
+    def restarts(self) -> int:
+        """The restarts without progress so far."""
+        return sum(self.counts.values())
 
     @property
     def environment(self) -> dict[str, str]:
@@ -502,6 +510,8 @@ _LOST_STEPS: Final = "total_lost_steps"
 """Fields of a generation in the events: what the run had come to when it began. Those of before
 need not stay in the ledger.
 """
+LIMIT: Final = "limit"
+"""The same: what its restart is counted against, if that is not the job's `maxRestarts`."""
 Event = Mapping[str, Any]
 
 
@@ -552,11 +562,12 @@ def sum_up_run(
     }
 
 
-def generation_to_event(generation: Generation) -> dict[str, int]:
+def generation_to_event(generation: Generation) -> dict[str, Any]:
     """What the event of a generation keeps of it; empty for one that sums nothing up."""
     if generation.total_restarts is None or generation.total_lost_steps is None:
         return {}
-    return {_RESTARTS: generation.total_restarts, _LOST_STEPS: generation.total_lost_steps}
+    limit = {} if generation.limit == RESTARTS else {LIMIT: generation.limit}
+    return {**limit, _RESTARTS: generation.total_restarts, _LOST_STEPS: generation.total_lost_steps}
 
 
 def _generations(events: Iterable[Event]) -> list[Event]:

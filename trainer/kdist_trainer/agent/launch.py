@@ -342,7 +342,7 @@ def _run_agent(
     telemetry = AgentTelemetry(
         exporter,
         relay,
-        max_restarts=settings.config.restart_limit,
+        limits=settings.config.restart_limits,
         managed=settings.config.train is not None,
         folders=settings.written_folders,
     )

@@ -63,6 +63,7 @@ from kdist_trainer.agent.hangs import (
 from kdist_trainer.agent.restart_policy import RULE
 from kdist_trainer.agent.worker_group import Survivors, WorkerProcesses
 from kdist_trainer.config import TrainConfig
+from kdist_trainer.config.train_config import RESTARTS
 from kdist_trainer.instrumentation.fault_handler import stacks_path
 from kdist_trainer.ipc import result
 from kdist_trainer.ipc.failure import Failure
@@ -93,7 +94,7 @@ class AgentTelemetry:
     Args:
         exporter: Serves the agent's metrics and status.
         relay: The relay of the workers' output, which prefixes lines with ranks.
-        max_restarts: The job's limit of restarts without progress, if it may restart.
+        limits: The job's limits of restarts without progress, if it may restart.
         managed: Whether the workers run a managed training, not a script.
         folders: The folders that the training writes to, each with its use.
     """
@@ -103,13 +104,13 @@ class AgentTelemetry:
         exporter: Exporter,
         relay: LogRelay,
         *,
-        max_restarts: int,
+        limits: Mapping[str, int],
         managed: bool = True,
         folders: Sequence[tuple[str, object]] = (),
     ) -> None:
         self._exporter = exporter
         self._relay = relay
-        self._max_restarts = max_restarts
+        self._limits = limits
         self._single_start = False
         self._managed = managed
         self._folders = folders
@@ -233,8 +234,9 @@ class AgentTelemetry:
         log.bind(generation=generation.number)
         if generation.reason == FAILURE:
             fields = {
-                "restarts": generation.restarts,
-                "budget": self._max_restarts,
+                "restarts": generation.counts[generation.limit],
+                "budget": self._limits[generation.limit],
+                "counted": generation.limit,
                 "cause": generation.cause,
                 "failure": generation.message[:500],
             }
@@ -258,11 +260,12 @@ class AgentTelemetry:
         """A script has opened the job's checkpoints, so that it may be started again."""
         self._single_start = False
         self._show_remaining(generation)
-        log.event("checkpoints-opened", limit=self._max_restarts)
+        log.event("checkpoints-opened", limit=self._limits[RESTARTS])
 
     def _show_remaining(self, generation: Generation) -> None:
-        remaining = max(0, self._max_restarts - generation.restarts)
-        self._exporter.set_restarts_remaining(remaining, budget=self._max_restarts)
+        budget = self._limits[RESTARTS]
+        remaining = max(0, budget - generation.counts.get(RESTARTS, 0))
+        self._exporter.set_restarts_remaining(remaining, budget=budget)
 
     def rank_started(self, rank: int, pid: int) -> None:
         """A worker process has started."""

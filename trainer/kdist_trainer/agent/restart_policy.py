@@ -9,6 +9,11 @@ the table of causes says how many equal failures that takes; external causes (a 
 node, storage that fails a save) never count. Where no step is known, as for a script, failures
 count as the same if the worker groups lived for about as long.
 
+Faults of devices and nodes do not spend the job's limit of restarts: they have a limit of their own
+(`MACHINES`), and however often such a fault comes back alike, it does not end the run earlier. A
+node that is asked to end, such as a pod that is evicted, is no failure, unless its ranks have not
+started yet.
+
 A script that cannot continue is started once (`SingleStart`). A script continues after a restart if
 its ranks open the job's checkpoints, by a `Checkpointer` or an integration. Any other would start
 from its beginning and overwrite what it has written, so a failure, a lost node or an eviction ends
@@ -26,6 +31,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,6 +44,7 @@ from kdist_trainer import log
 from kdist_trainer.agent import coordination
 from kdist_trainer.agent.coordination import (
     FAILURE,
+    LIMIT,
     PLANNED,
     RESUME,
     START,
@@ -56,6 +63,7 @@ from kdist_trainer.checkpoint.ledger import find_last_sign
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import Fault, Rerun
+from kdist_trainer.config.train_config import MACHINES, RESTARTS
 from kdist_trainer.formats.untrusted_text import finite_number
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.liveness import RankSnapshot
@@ -85,6 +93,8 @@ def alike_limit(failure: Failure) -> int:
     """How many equal failures in a row, without progress in between, end the run; 0 if they never
     do, since each comes from outside.
     """
+    if failure.is_of_machine:
+        return 0
     if failure.signature in BY_NAME:
         return BY_NAME[failure.signature].alike
     if failure.cause is Cause.NODE_LOST and not failure.primary:
@@ -92,6 +102,11 @@ def alike_limit(failure: Failure) -> int:
     if failure.cause is Cause.SIGNAL and _EXTERNAL.search(failure.message):
         return 0
     return _LIMITS.get(failure.cause, 0)
+
+
+def limit_of(failure: Failure) -> str:
+    """The limit that a restart after this failure is counted against."""
+    return MACHINES if failure.is_of_machine else RESTARTS
 
 
 def is_transient(failure: Failure) -> bool:
@@ -144,37 +159,37 @@ def have_parted(events: Iterable[Event], failure: Failure | None, *, code: str) 
     )
 
 
-def count_restarts(events: Iterable[dict[str, Any]], *, step: int = -1) -> int:
+def count_restarts(events: Iterable[dict[str, Any]], *, step: int = -1) -> Counter[str]:
     """Count the failures since the step that the run can continue from last rose, or since the run
-    was restarted by hand.
+    was restarted by hand, by the limit that each is counted against.
 
     Args:
         events: The run's events so far, in order.
         step: The step that the next group continues from.
     """
-    failures = 0
+    failures: Counter[str] = Counter()
     best = committed = -1
     for event in events:
         if event["event"] == "generation":
             if event.get("from_step", -1) > best >= 0:
-                failures = 0
+                failures.clear()
             best = max(best, event.get("from_step", -1))
             if event.get("kept_step") is None:
                 committed = max(committed, event.get("from_step", -1))
             if event.get("reason") == FAILURE:
-                failures += 1
+                failures[event.get(LIMIT, RESTARTS)] += 1
             elif event.get("reason") not in PLANNED:
-                failures = 0
+                failures.clear()
         elif (
             event["event"] == "commit"
             and isinstance(event.get("step"), int)
             and event["step"] > committed
         ):
             # also below a step that ranks had kept, and that was lost with them
-            failures = 0
+            failures.clear()
             committed = event["step"]
             best = max(best, committed)
-    return 0 if step > best >= 0 else failures
+    return Counter() if step > best >= 0 else failures
 
 
 def _since_progress(events: Iterable[Event]) -> tuple[dict[int, float], list[Event]]:
@@ -443,7 +458,7 @@ class RestartLedger(RunRecords):
     Args:
         agent_store: The documents that agents share.
         checkpoints: The folder with the run ledger; None keeps the events in the store.
-        max_restarts: The job's limit of restarts without progress.
+        limits: The job's limits of restarts without progress.
         single_start: Whether a script may be started again; None if it may be.
         devices: What the ranks of this node run on.
         code: Digest of what the ranks compute by, see `settings.identify_code`.
@@ -454,7 +469,7 @@ class RestartLedger(RunRecords):
         agent_store: AgentStore,
         *,
         checkpoints: StoragePath | None,
-        max_restarts: int,
+        limits: Mapping[str, int],
         single_start: SingleStart | None = None,
         devices: str = "",
         code: str = "",
@@ -463,7 +478,7 @@ class RestartLedger(RunRecords):
         self._devices = devices
         self._code = code
         self.single_start = single_start or NoRule()
-        self._max_restarts = max_restarts
+        self._limits = limits
 
     def _note_end(
         self,
@@ -479,7 +494,8 @@ class RestartLedger(RunRecords):
         if failure is None:
             return ""
         backoff = self._find_backoff(root_cause(failures_of(document)), lambda: events)
-        start = {AT_START: True} if at_start else {}
+        # what a broken machine ends at its start does not show that starting takes too long
+        start = {AT_START: True} if at_start and not failure.is_of_machine else {}
         waited = {WAITED: backoff} if backoff else {}
         code = {CODE: self._code} if failure.signature == REPLICAS_DIFFER else {}
         self.append_failure(failure, **start, **waited, **code)
@@ -536,10 +552,10 @@ class RestartLedger(RunRecords):
             document, last, rule=rule, reason=reason, failure=failure, starting=starting
         )
         step = committed if kept is None else max(committed, kept)
-        restarts = 0
+        counts: Counter[str] = Counter()
         if reason in (FAILURE, *PLANNED):
-            restarts = count_restarts(events, step=step) + self._unwritten(step)
-            restarts += 1 if failure else 0
+            counts = count_restarts(events, step=step) + self._unwritten(step)
+            counts += Counter([limit_of(failure)] if failure else [])
         lost = 0
         if last and kept is None:
             root, known = self._checkpoints, failures_of(document)
@@ -547,12 +563,13 @@ class RestartLedger(RunRecords):
             lost = max(0, self.ask(find, 0) - step)
         slow_start = self._note_end(events, failure, document, at_start=starting)
         repeats = count_repeats(events, failure) if failure and not is_transient(failure) else 0
-        over = self._is_over(failure, restarts, repeats, refusal=refusal, slow=slow_start)
+        over = self._is_over(failure, counts, repeats, refusal=refusal, slow=slow_start)
         generation = Generation(
             number=last + 1,
             reason=reason,
             nodes=sorted(agents),
-            restarts=restarts,
+            counts=dict(counts),
+            limit=limit_of(failure) if failure else RESTARTS,
             cause=failure.cause.value if failure else None,
             lost_steps=lost,
             exhausted=bool(over),
@@ -581,7 +598,13 @@ class RestartLedger(RunRecords):
         return generation
 
     def _is_over(
-        self, failure: Failure | None, restarts: int, repeats: int, *, refusal: str, slow: str
+        self,
+        failure: Failure | None,
+        counts: Mapping[str, int],
+        repeats: int,
+        *,
+        refusal: str,
+        slow: str,
     ) -> str:
         """Why the run ends with this failure; "" if it goes on."""
         if failure is None:
@@ -591,8 +614,10 @@ class RestartLedger(RunRecords):
         if 0 < alike_limit(failure) <= repeats:
             times = f"the same failure {repeats} times in a row without progress"
             return f"{times}: {failure.message}"
-        if restarts > self._max_restarts:
-            limit = f"restart limit reached: {self._max_restarts} restarts without progress"
+        kind = limit_of(failure)
+        if counts[kind] > self._limits[kind]:
+            what = "restart limit" if kind == RESTARTS else "limit of machines' faults"
+            limit = f"{what} reached: {self._limits[kind]} restarts without progress"
             limit += f"; {slow}" if slow else ""
             return f"{limit}; the last failure: {failure.message}"
         return ""
@@ -648,9 +673,9 @@ class RestartLedger(RunRecords):
         )
         if not is_written and generation.reason == FAILURE:
             step = generation.from_step
-            count = self._unwritten(step) + 1
+            counts = self._unwritten(step) + Counter([generation.limit])
             self._agent_store.change(
-                _UNWRITTEN, lambda document: document.update(step=step, restarts=count)
+                _UNWRITTEN, lambda document: document.update(step=step, counts=counts)
             )
         elif is_written and self._unwritten(generation.from_step):
             self._agent_store.change(_UNWRITTEN, dict.clear)  # they are in the ledger by now
@@ -664,7 +689,7 @@ class RestartLedger(RunRecords):
         """The wait before the next group, in seconds, while the ledger cannot be written."""
         if not self._agent_store.read(_UNWRITTEN):
             return 0  # whatever is committed
-        return _backoff_seconds(self._unwritten(self.committed_step()))
+        return _backoff_seconds(self._unwritten(self.committed_step()).total())
 
     def has_failed_to_save(self, latest: Document) -> bool:
         """Whether the storage ended the latest group, whose document this is, and restarts are
@@ -672,7 +697,7 @@ class RestartLedger(RunRecords):
         """
         failure = root_cause(failures_of(latest))
         is_storage = failure is not None and failure.cause is Cause.STORAGE
-        return is_storage and count_restarts(self._read()) < self._max_restarts
+        return is_storage and count_restarts(self._read())[RESTARTS] < self._limits[RESTARTS]
 
     def failure_backoff_seconds(self, latest: Document) -> int:
         """The wait before the next group, in seconds, if the same failure ended the latest groups:
@@ -692,15 +717,16 @@ class RestartLedger(RunRecords):
         events, transient = read(), is_transient(failure)
         times = count_repeats(events, failure)
         is_last = not transient and times >= alike_limit(failure)
-        is_last |= count_restarts(events) >= self._max_restarts
+        kind = limit_of(failure)
+        is_last |= count_restarts(events)[kind] >= self._limits[kind]
         return 0 if is_last else _backoff_seconds(times - transient)
 
-    def _unwritten(self, step: int) -> int:
+    def _unwritten(self, step: int) -> Counter[str]:
         """The restarts since `step` was committed that are in the rendezvous store only, because
         the ledger could not be written.
         """
         document = self._agent_store.read(_UNWRITTEN)
-        return int(document["restarts"]) if document.get("step") == step else 0
+        return Counter(document.get("counts", {}) if document.get("step") == step else {})
 
     def _determine_reason(
         self, last: int, document: Document, agents: dict[str, str]

@@ -105,6 +105,10 @@ class Logs(ConfigModel):
         return 0 if self.keep == "none" else count_bytes(self.keep)
 
 
+RESTARTS, MACHINES = "restarts", "machines"
+"""What a restart is counted against: the job's `maxRestarts`, or the limit of the faults of devices
+and nodes.
+"""
 DEFAULT_RESTARTS = 10
 """Restarts without progress, where the job names no number."""
 NODES = "nodes.json"
@@ -187,6 +191,16 @@ class TrainConfig(ConfigModel):
     def restart_limit(self) -> int:
         """The restarts without progress of a training that continues after one."""
         return DEFAULT_RESTARTS if self.max_restarts is None else self.max_restarts
+
+    @property
+    def restart_limits(self) -> dict[str, int]:
+        """The restarts without progress, by what they are counted against: faults of devices and
+        nodes have a limit of their own, unless the job wants no restart.
+        """
+        return {
+            RESTARTS: self.restart_limit,
+            MACHINES: DEFAULT_RESTARTS if self.restart_limit else 0,
+        }
 
     @property
     def starts_once(self) -> bool:

@@ -83,6 +83,12 @@ class Failure:
             object.__setattr__(self, "rerun", Rerun.FIXED)
 
     @property
+    def is_of_machine(self) -> bool:
+        """Whether a device or a node is at fault, and not perhaps the user's code."""
+        is_certain = self.rerun is not Rerun.BLOCKING and self.cause is not Cause.PREEMPTED
+        return is_certain and self.fault in (Fault.DEVICE, Fault.NODE)
+
+    @property
     def permanent(self) -> bool:
         """Whether a restart cannot help, so that the failure ends the job."""
         return self.primary and not self.code.retryable

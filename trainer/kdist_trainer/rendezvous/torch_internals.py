@@ -326,8 +326,10 @@ class ElasticAgentBase(LocalElasticAgent):
         )
 
     def set_restarts(self, count: int) -> None:
-        """Set the number of restarts that workers see in TORCHELASTIC_RESTART_COUNT."""
-        self._remaining_restarts = max(0, self.get_worker_group().spec.max_restarts - count)
+        """Set the number of restarts that workers see in TORCHELASTIC_RESTART_COUNT, which may be
+        more than their limit: not all are counted against it.
+        """
+        self._remaining_restarts = self.get_worker_group().spec.max_restarts - count
 
     def _invoke_run(self, role: str = "default") -> RunResult:  # noqa: ARG002 - torch's signature
         return self.run_rounds()

@@ -173,7 +173,8 @@ class Progress:
     def _observe_restart(self, event: Event) -> None:
         made, budget = _integer(event.get("restarts")) or 0, _integer(event.get("budget"))
         self.restarts = max(self.restarts, made)
-        self.left = None if budget is None else budget - made
+        if event.get("counted") != "machines":  # which do not spend maxRestarts
+            self.left = None if budget is None else budget - made
 
     def _observe_fetch(self, event: Event) -> None:
         found = FetchProgress.read(event)

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Final
 from kdist.errors import KdistError
 from kdist.units import number, seconds
 from kdist_trainer.formats import NewerFormatError, check_format
+from kdist_trainer.formats.machine_faults import list_machine_faults
 from kdist_trainer.formats.step_lines import StepLines
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
@@ -160,6 +161,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "steps": int,
     **dict.fromkeys(("time", "seconds", "visible_seconds", "wait_seconds"), (int, float)),
     **dict.fromkeys(("event", "cause", "reason", "loss", "node", "message", "entrypoint"), str),
+    **dict.fromkeys(("machine", "fault"), str),
     **dict.fromkeys(("commits", "written"), int),
     **dict.fromkeys(("devices", "url"), str),
     "metrics": dict,
@@ -317,6 +319,7 @@ def build_report(
         ),
         "tracker": next((each.get("url") for each in _named(reversed(events), "tracker")), None),
         "separateRanks": _count_separate(events),
+        "machineFaults": list_machine_faults(events),
         "loss": _last_loss(steps),
         "metrics": dict(_last_metrics(events)),
     }

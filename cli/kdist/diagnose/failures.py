@@ -437,6 +437,30 @@ def find_slow_start(ctx: DiagnosticContext) -> Diagnosis | None:
     )
 
 
+def find_machine_faults(ctx: DiagnosticContext) -> Diagnosis | None:
+    """The GPU or the node of one machine has failed again, and the job may be put there again."""
+    avoided = {each.node for each in ctx.status.avoided}
+    known = [each for each in ctx.status.machine_faults if each.machine not in avoided]
+    again = [each for each in known if each.faults > 1]
+    if not again or ctx.status.phase is Phase.SUCCEEDED:
+        return None
+    last = again[-1]
+    what = "a GPU of" if last.cause == "device" else "node"
+    sentence = f"{what} {last.machine} has failed, {count(last.faults, 'time')} in this run"
+    fix, commands = "look at `nvidia-smi -q` there, and for Xid in its kernel log", []
+    if ctx.status.location == "cluster":
+        fix = f"keep this job off it, or cordon it for all; {fix}"
+        commands = [ctx.kdist("recover", "--avoid", last.machine), f"kubectl cordon {last.machine}"]
+    return Diagnosis(
+        "machine-faults",
+        f"{sentence}, last {ctx.ago(last.time)}: {clip(last.message, 300)}",
+        "failed" if ctx.status.phase is Phase.FAILED else "waiting",
+        tuple(str(each) for each in ctx.status.machine_faults if each is not last),
+        fix,
+        tuple(commands),
+    )
+
+
 def find_restart(ctx: DiagnosticContext) -> Diagnosis | None:
     """A failure has ended the worker group, and a new one forms."""
     failure = ctx.status.last_failure
@@ -445,6 +469,8 @@ def find_restart(ctx: DiagnosticContext) -> Diagnosis | None:
     follows = failure.cause in FOLLOWS or not failure.primary
     parts = [f"rank {failure.rank}" if failure.rank is not None else "an agent"]
     parts += [f"on {failure.node}"] if failure.node else []
+    is_broken = failure.machine and failure.cause in ("device", "node")
+    parts += [f"of machine {failure.machine}"] if is_broken else []
     parts += [f"at step {failure.step}"] if failure.step is not None else []
     where = " ".join(parts)
     if follows:

@@ -53,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     scheduling.find_unschedulable,
     failures.find_limit,
     admission.find_refused_growth,
+    failures.find_machine_faults,
     failures.find_restart,
     failures.find_lost_peers,
     runtime.find_hang,

@@ -259,6 +259,7 @@ def _document(attempt: Attempt) -> dict[str, Any]:
         "unsavedSteps": attempt.unsaved,
         "endedBy": failure.get("cause"),
         "failure": {name: failure.get(name) for name in ("rank", "node", "step", "message")}
+        | ({"machine": failure["machine"]} if "machine" in failure else {})
         if failure
         else None,
         "secondsByCategory": {

@@ -109,7 +109,7 @@ def render_report(report: Mapping[str, Any]) -> str:
 
 def _describe_failure(attempt: Mapping[str, Any]) -> str:
     failure = attempt["failure"]
-    known = [name for name in ("rank", "node", "step") if failure.get(name) is not None]
+    known = [name for name in ("rank", "node", "machine", "step") if failure.get(name) is not None]
     where = ", ".join(f"{name} {failure[name]}" for name in known)
     return f"{attempt['endedBy']} ({where}): {failure.get('message') or ''}"
 

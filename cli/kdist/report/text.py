@@ -7,6 +7,7 @@ from typing import Any
 
 from kdist.ledger import recoveries
 from kdist.status import SEPARATE_RANKS_FIX, NonfiniteLoss, describe_separate_ranks
+from kdist.status.agent_status import read_machine_faults
 from kdist.units import number, seconds
 
 LABELS = {
@@ -96,7 +97,9 @@ def headline(report: Report) -> str:
 def remarks(report: Report) -> list[str]:
     """Sentences about what a reader would not expect of the run."""
     ranks = report.get("separateRanks")
-    return [f"{describe_separate_ranks(ranks)}; {SEPARATE_RANKS_FIX}"] if ranks else []
+    told = [f"{describe_separate_ranks(ranks)}; {SEPARATE_RANKS_FIX}"] if ranks else []
+    faults = read_machine_faults(report, "machineFaults")
+    return [*told, *(f"GPU or node of {each}" for each in faults)]
 
 
 def summary(report: Report) -> str:

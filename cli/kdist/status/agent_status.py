@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from kdist.status import documents
 from kdist.status.pods import ExitRecord
+from kdist.units import count
 
 RUNNING_STATES = ("running", "checkpointing")
 JOINING_STATES = ("pending", "rendezvous", "initializing")
@@ -78,6 +79,7 @@ class LastFailure:
     message: str = ""
     rank: int | None = None
     node: str = ""
+    machine: str = ""
     step: int | None = None
     time: float | None = None
     primary: bool = True
@@ -101,6 +103,23 @@ class PeerStatus:
 
 
 @dataclass(frozen=True)
+class MachineFaults:
+    """How often a GPU or the node of a machine has failed in a run, and the last time (unix
+    seconds) with its cause.
+    """
+
+    machine: str
+    faults: int
+    cause: str = ""
+    message: str = ""
+    time: float | None = None
+
+    def __str__(self) -> str:
+        last = f"{self.cause}: {self.message}"
+        return f"{self.machine}: {count(self.faults, 'fault')}, last {last}"
+
+
+@dataclass(frozen=True)
 class AgentStatus:
     """Report of one agent. Unknown numbers are None; a loss may be NaN. `peers` is None where the
     agent cannot tell, or is of a version that does not report it. `refused`: the API server
@@ -108,7 +127,7 @@ class AgentStatus:
     that starting takes longer than the time between losses, while its ranks start.
     `failed_saves`: checkpoints that could not be saved since the last one, `checkpoint_room`: the
     room of their folder then. `at_risk`: seconds of training that no checkpoint holds, from the
-    agent that runs rank 0.
+    agent that runs rank 0. `machine_faults`: those of the whole run, the latest at the end.
     """
 
     pod: str
@@ -140,6 +159,7 @@ class AgentStatus:
     tracker: str = ""
     failed_saves: int = 0
     checkpoint_room: str = ""
+    machine_faults: tuple[MachineFaults, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -168,6 +188,7 @@ class AgentStatus:
             peers=_read_peers(documents.mapping(document, "peers")),
             refused=documents.at(document, "rendezvous_refused") is True,
             last_failure=_read_failure(documents.mapping(document, "last_failure")),
+            machine_faults=read_machine_faults(document, "machine_faults"),
         )
         return cls(**found)
 
@@ -181,6 +202,12 @@ def _read_peers(document: object) -> PeerStatus | None:
         frozenset(documents.texts(document, "silent")),
         age,
     )
+
+
+def read_machine_faults(document: object, name: str) -> tuple[MachineFaults, ...]:
+    """The faults of machines under this name; those without a machine are left out."""
+    found = [each for each in documents.items(document, name) if documents.text(each, "machine")]
+    return tuple(MachineFaults(**documents.read_fields(MachineFaults, each)) for each in found)
 
 
 def _read_failure(document: object) -> LastFailure | None:
@@ -277,6 +304,7 @@ def read_training(current: Sequence[AgentStatus], *, step: int | None = None) ->
         "waiting_for": next((report.waiting_for for report in current if report.waiting_for), ""),
         "slow_start": slow_starts[0] if slow_starts and all(slow_starts) else "",
         "tracker": next((report.tracker for report in current if report.tracker), ""),
+        "machine_faults": max((report.machine_faults for report in current), key=len, default=()),
         "devices": ", ".join(sorted({report.devices for report in current if report.devices})),
     }
 
@@ -353,7 +381,7 @@ _RANK_FIELDS: Final = (
     "line",
     "line_seconds",
 )
-_FAILURE_FIELDS: Final = ("cause", "rank", "node", "step", "time", "primary", "is_full")
+_FAILURE_FIELDS: Final = ("cause", "rank", "node", "machine", "step", "time", "primary", "is_full")
 _EXIT_FIELDS: Final = (
     "code",
     "cause",
@@ -379,6 +407,11 @@ def read_agent_document(document: object) -> dict[str, Any]:
     if isinstance(documents.at(document, "ranks"), list):
         ranks = documents.items(document, "ranks")[:RANKS]
         found["ranks"] = [_scalars(each, _RANK_FIELDS) for each in ranks]
+    if isinstance(documents.at(document, "machine_faults"), list):
+        names, faults = ("machine", "faults", "cause", "message", "time"), "machine_faults"
+        found[faults] = [
+            _scalars(each, names) for each in documents.items(document, faults)[:RANKS]
+        ]
     return found
 
 

@@ -17,6 +17,7 @@ from kdist.status.agent_status import (
     RUNNING_STATES,
     AgentStatus,
     LastFailure,
+    MachineFaults,
     RankStatus,
     newest_generation,
 )
@@ -166,6 +167,7 @@ class JobStatus:
         slow_start: that starting takes longer than the time between losses, in a sentence with both
             times; empty if that is not so.
         avoided: the nodes that its pods stay away from.
+        machine_faults: how often GPUs and nodes have failed, the latest machine at the end.
     """
 
     name: str
@@ -210,6 +212,7 @@ class JobStatus:
     waiting_for: str = ""
     slow_start: str = ""
     avoided: tuple[AvoidedNode, ...] = ()
+    machine_faults: tuple[MachineFaults, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
         document = {camel_case(key): _plain(value) for key, value in asdict(self).items()}

@@ -56,6 +56,8 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
         yield "all-reduce", f"{seconds(status.all_reduce_seconds)} per step"
     yield from _checkpoint_rows(status)
     yield "restarts", f"{status.restarts}{describe_left(status.restarts, status.restarts_left)}"
+    for machine in status.machine_faults:
+        yield "faulty machine", str(machine)
     if status.lost_steps:
         yield "lost steps", f"{status.lost_steps:,}"
     if status.queue:

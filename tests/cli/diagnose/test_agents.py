@@ -1,4 +1,4 @@
-"""What agents tell of a full disk, then and now."""
+"""What agents tell of a full disk, then and now, and of machines that fail."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kdist.diagnose import diagnose
+from kdist.views.status_table import status_rows
 from tests.cli.diagnose.scenes import scene
 from tests.cli.status.objects import NOW, pod, report
 
@@ -70,3 +71,35 @@ def test_what_was_full_is_not_told_of_a_job_that_has_saved_or_trains_with_room(
     reports = {FIRST: report(last_failure=failure, **since), OLD: report(ranks=(1,))}
     found = diagnose(scene([pod(0), pod(1)], reports=reports))
     assert (found.cause, found.also) == ("none", ())
+
+
+def faults(machine: str, number: int) -> dict[str, Any]:
+    told = {"cause": "device", "message": "CUDA error: uncorrectable ECC", "time": NOW.timestamp()}
+    return {"machine": machine, "faults": number, **told}
+
+
+def test_a_machine_that_fails_again_is_named_with_the_commands_that_keep_the_job_off_it() -> None:
+    known = [faults("gpu-1", 1), faults("worker-2", 2)]
+    failure = {"cause": "device", "rank": 1, "node": OLD, "machine": "worker-2", "primary": True}
+    reports = {
+        FIRST: report("restarting", machine_faults=known, last_failure=failure),
+        OLD: report("restarting", ranks=(1,), machine_faults=known),
+    }
+    found = diagnose(scene([pod(0), pod(1, node="worker-2")], reports=reports))
+    assert (found.cause, found.severity) == ("machine-faults", "waiting")
+    assert found.sentence.startswith("a GPU of worker-2 has failed, 2 times in this run")
+    assert found.evidence == ("gpu-1: 1 fault, last device: CUDA error: uncorrectable ECC",)
+    assert found.commands == (
+        "kdist recover digits -n ml --avoid worker-2",
+        "kubectl cordon worker-2",
+    )
+    (other,) = found.also
+    assert f"rank 1 on {OLD} of machine worker-2 failed: device" in other.sentence
+
+
+def test_a_machine_that_has_failed_once_is_only_shown() -> None:
+    reports = {FIRST: report(machine_faults=[faults("gpu-1", 1)]), OLD: report(ranks=(1,))}
+    seen = scene([pod(0), pod(1)], reports=reports)
+    assert (diagnose(seen).cause, diagnose(seen).also) == ("none", ())
+    rows = dict(status_rows(seen.status))
+    assert rows["faulty machine"] == "gpu-1: 1 fault, last device: CUDA error: uncorrectable ECC"

@@ -57,6 +57,16 @@ def test_every_second_of_a_run_with_a_kill_is_in_a_category() -> None:
     assert report["goodput"] == pytest.approx(10 / 25)
 
 
+def test_a_machine_at_fault_is_named_where_the_attempt_ended_and_above_the_table() -> None:
+    told = {"machine": "gpu-7", "fault": "device", "cause": "device", "message": "ECC"}
+    events = [event | told if event["event"] == "failure" else event for event in EVENTS]
+    report = build_goodput_report(events, STEPS, active=ACTIVE)
+    (faults,) = report["machineFaults"]
+    assert (faults["machine"], faults["faults"], faults["time"]) == ("gpu-7", 1, 113.0)
+    assert report["attempts"][0]["failure"]["machine"] == "gpu-7"
+    assert text.remarks(report) == ["GPU or node of gpu-7: 1 fault, last device: ECC"]
+
+
 def test_attempts_count_kept_and_lost_steps_and_name_what_ended_them() -> None:
     first, second = build_goodput_report(EVENTS, STEPS, active=ACTIVE)["attempts"]
     assert first["reason"] == "start"

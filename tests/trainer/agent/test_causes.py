@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,47 @@ def test_equal_faults_of_a_gpu_do_not_spend_the_restarts_of_the_job(tmp_path: Pa
     told = [(one["restarts"], one["budget"], one["counted"]) for one in restarts]
     assert told == [(1, 10, "machines"), (2, 10, "machines"), (3, 10, "machines")]
     assert (last["limit"], last["total_restarts"]) == ("machines", 3)
+
+
+@pytest.mark.processes
+def test_all_agents_count_the_faults_of_each_machine_and_ledger_and_record_name_it(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time, torch\nimport torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\ndist.barrier()\n"
+        "again, rank = int(os.environ['TORCHELASTIC_RESTART_COUNT']), dist.get_rank()\n"
+        "if again < 2 and os.environ['KDIST_MACHINE'] == 'gpu-8':\n"
+        "    error = torch.AcceleratorError('CUDA error: uncorrectable ECC error')\n"
+        "    error.error_code = 214\n    raise error\n"
+        "while again == 2 and not os.path.exists(os.environ['LAB'] + '/finish'):\n"
+        "    time.sleep(0.05)\n    dist.barrier()\n"
+        "if os.environ['KDIST_MACHINE'] == 'gpu-8':\n"
+        "    raise ValueError('one that is final')\ndist.barrier()\n"
+    )
+    with Lab(tmp_path, maxRestarts=1, nodes=TWO, script={"path": str(script)}) as lab:
+        lab.start("node-0", KDIST_MACHINE="gpu-7")
+        lab.start("node-1", KDIST_MACHINE="gpu-8")
+
+        def read(node: str) -> list[dict[str, Any]]:
+            port = json.loads((tmp_path / node / "agent.json").read_text())["port"]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=60) as reply:
+                found: list[dict[str, Any]] = json.load(reply)["machine_faults"]
+            return found
+
+        lab.wait(lambda: len(lab.events("node-0", "rendezvous-completed")) == 3, "the third group")
+        (first,), (second,) = read("node-0"), read("node-1")
+        assert first == second
+        assert (first["machine"], first["faults"], first["cause"]) == ("gpu-8", 2, "device")
+        assert first["message"] == "AcceleratorError: CUDA error: uncorrectable ECC error"
+        failures = lab.ledger("failure")
+        assert [(one["machine"], one["fault"]) for one in failures] == [("gpu-8", "device")] * 2
+        assert first["time"] == failures[-1]["time"]
+        lab.tell("finish")
+        assert [lab.end(node) for node in ("node-0", "node-1")] == [70, 70]
+        assert [lab.record(node)["machine"] for node in ("node-0", "node-1")] == ["gpu-8"] * 2
+        assert "fault" not in lab.ledger("failure")[-1], "the code is at fault, not the machine"
 
 
 @pytest.mark.processes

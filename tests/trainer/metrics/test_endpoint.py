@@ -326,7 +326,7 @@ def test_status_is_strict_json(exporter: Exporter, monkeypatch: pytest.MonkeyPat
         "checkpoint_room",
         "checkpoint_interval",
         "checkpoint_bytes",
-        *("waiting_for", "slow_start"),
+        *("waiting_for", "slow_start", "machine_faults"),
     }
 
 

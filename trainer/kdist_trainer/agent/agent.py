@@ -242,6 +242,7 @@ class ElasticAgent(ElasticAgentBase):
                 log.warn("rendezvous-retried", message=f"the rendezvous did not complete: {error}")
                 time.sleep(self._rendezvous_handler.timings.poll)
         self._telemetry.rendezvous_ended("formed")
+        self._telemetry.show_machine_faults(generation.machine_faults)
         if generation.exhausted:
             self._termination.end_exhausted(generation)
         return generation

@@ -449,6 +449,7 @@ class Generation:
         renewed: The node and the local rank whose process is replaced as it begins.
         slow_start: That starting takes longer than the time between losses, in a sentence; empty
             if it does not.
+        machine_faults: The faults of machines so far; see `list_machine_faults`.
         total_restarts: The restarts after failures since the run began, this one included; None for
             a group that no restart counts.
         total_lost_steps: The steps that the run has lost since it began.
@@ -477,6 +478,7 @@ class Generation:
     renewed: tuple[str, int] = NOBODY
     continues_in_place: bool = True
     slow_start: str = ""
+    machine_faults: list[Document] = field(default_factory=list)
     total_restarts: int | None = None
     total_lost_steps: int | None = None
     committed_step: int | None = None
@@ -568,6 +570,23 @@ def generation_to_event(generation: Generation) -> dict[str, Any]:
         return {}
     limit = {} if generation.limit == RESTARTS else {LIMIT: generation.limit}
     return {**limit, _RESTARTS: generation.total_restarts, _LOST_STEPS: generation.total_lost_steps}
+
+
+def failure_to_event(failure: Failure) -> dict[str, Any]:
+    """The event of a failure; it says whose fault that is if it is the machine's."""
+    return {
+        "event": "failure",
+        "generation": failure.generation,
+        "cause": failure.cause.value,
+        "rank": failure.rank,
+        "node": failure.node,
+        **({"signature": failure.signature} if failure.signature else {}),
+        **({"machine": failure.machine} if failure.machine else {}),
+        **({"fault": failure.fault.value} if failure.is_of_machine else {}),
+        "step": failure.step,
+        "message": failure.message[:500],
+        "time": round(failure.time, 3),
+    }
 
 
 def _generations(events: Iterable[Event]) -> list[Event]:

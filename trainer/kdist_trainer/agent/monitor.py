@@ -164,6 +164,10 @@ class AgentTelemetry:
         """Have `/status` show what the ranks of a new group do."""
         self._exporter.sources.activity = activity
 
+    def show_machine_faults(self, faults: Sequence[Mapping[str, Any]]) -> None:
+        """Have `/status` show the faults of the machines of this run."""
+        self._exporter.sources.machine_faults = faults
+
     @contextmanager
     def waiting_for(self, message: str) -> Iterator[None]:
         """Have `/status` show what the agent waits for, as long as it does."""
@@ -320,6 +324,7 @@ class AgentTelemetry:
             "message": failure.message[:_SHOWN],
             "rank": failure.rank,
             "node": failure.node,
+            "machine": failure.machine,
             "step": failure.step,
             "time": round(failure.time, 3),
             "primary": failure.primary,

@@ -52,6 +52,7 @@ from kdist_trainer.agent.coordination import (
     Document,
     Generation,
     RunRecords,
+    failure_to_event,
     failures_of,
 )
 from kdist_trainer.agent.exits import root_cause
@@ -64,6 +65,7 @@ from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import Fault, Rerun
 from kdist_trainer.config.train_config import MACHINES, RESTARTS
+from kdist_trainer.formats.machine_faults import list_machine_faults
 from kdist_trainer.formats.untrusted_text import finite_number
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.liveness import RankSnapshot
@@ -499,26 +501,11 @@ class RestartLedger(RunRecords):
         waited = {WAITED: backoff} if backoff else {}
         code = {CODE: self._code} if failure.signature == REPLICAS_DIFFER else {}
         self.append_failure(failure, **start, **waited, **code)
-        ended = {"event": "failure", "generation": failure.generation, "time": failure.time}
-        return describe_slow_start([*events, {**ended, **start}])
+        return describe_slow_start([*events, {**failure_to_event(failure), **start}])
 
     def append_failure(self, failure: Failure, **known: Any) -> None:
         """Write the failure that ended a generation, with what else is `known` of it."""
-        fields = {
-            "generation": failure.generation,
-            "cause": failure.cause.value,
-            "rank": failure.rank,
-            "node": failure.node,
-            **({"signature": failure.signature} if failure.signature else {}),
-        }
-        self.append_event(
-            "failure",
-            **fields,
-            **known,
-            step=failure.step,
-            message=failure.message[:500],
-            time=round(failure.time, 3),
-        )
+        self.append_event(**failure_to_event(failure), **known)
 
     def open_generation(
         self, agents: dict[str, str], *, world_size: int, bounds: tuple[int, int] = (0, 0)
@@ -564,6 +551,7 @@ class RestartLedger(RunRecords):
         slow_start = self._note_end(events, failure, document, at_start=starting)
         repeats = count_repeats(events, failure) if failure and not is_transient(failure) else 0
         over = self._is_over(failure, counts, repeats, refusal=refusal, slow=slow_start)
+        ended = [failure_to_event(failure)] if failure else []
         generation = Generation(
             number=last + 1,
             reason=reason,
@@ -582,6 +570,7 @@ class RestartLedger(RunRecords):
             refusal=refusal,
             continues_in_place=not have_parted(events, failure, code=self._code),
             slow_start=slow_start,
+            machine_faults=list_machine_faults([*events, *ended]),
             **self._read_clock(last, document, events, reason=reason, failure=failure),
             **coordination.sum_up_run(events, committed, reason=reason, lost_steps=lost),
         )
@@ -619,7 +608,8 @@ class RestartLedger(RunRecords):
             what = "restart limit" if kind == RESTARTS else "limit of machines' faults"
             limit = f"{what} reached: {self._limits[kind]} restarts without progress"
             limit += f"; {slow}" if slow else ""
-            return f"{limit}; the last failure: {failure.message}"
+            where = f", on {failure.machine}" if failure.is_of_machine and failure.machine else ""
+            return f"{limit}; the last failure{where}: {failure.message}"
         return ""
 
     @staticmethod

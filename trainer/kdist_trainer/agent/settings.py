@@ -30,6 +30,7 @@ from kdist_trainer.config import METRICS_PORT, NODES, Nodes, TrainConfig
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.formats import SCRATCH
 from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.ipc.failure import MACHINE
 from kdist_trainer.metrics.transport import find_short_folder
 
 FILE, KUBERNETES, C10D = "file", "kubernetes", "c10d"
@@ -190,6 +191,12 @@ class Settings:
         devices.require_gpus(self.gpus, node=self.node, is_only_machine=is_local)
 
     @property
+    def machine(self) -> str:
+        """The machine of this node; empty in a pod that is not told its own."""
+        is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+        return os.environ.get(MACHINE) or ("" if is_pod else socket.gethostname())
+
+    @property
     def rendezvous_run_id(self) -> str:
         """The id under which agents rendezvous: the run id, and a hash of the rendezvous id if
         there is one. torch names a folder after it, so it contains no slash.
@@ -234,6 +241,7 @@ class Settings:
             "KDIST_JOB": self.config.name,
             "KDIST_RUN_ID": self.run_id,
             "KDIST_NODE": self.node,
+            MACHINE: self.machine,
             SCRATCH: str(self.scratch),
             "KDIST_METRICS_SOCKET": str(self.socket),
             "KDIST_PARENT_PIPE": str(self.own_pipe),

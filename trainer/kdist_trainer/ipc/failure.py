@@ -26,6 +26,8 @@ from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.processes import preallocated
 from kdist_trainer.processes.liveness import RankSnapshot
 
+MACHINE = "KDIST_MACHINE"
+"""The variable that names the machine: in a pod the Kubernetes node."""
 TRACEBACK_LINES = 40
 _MACHINES = {Fault.DEVICE, Fault.NODE, Fault.NETWORK, Fault.STORAGE, Fault.UNKNOWN}
 """Faults that may be gone when a run is started again, also if they have ended it."""
@@ -44,6 +46,7 @@ class Failure:
         message: One sentence for people.
         rank: The global rank; None for an agent.
         node: The node's name.
+        machine: The machine that the rank or the agent ran on; "" if that is not known.
         generation: The generation that failed.
         step: The last step that the rank had reported.
         time: Unix time in seconds.
@@ -74,6 +77,7 @@ class Failure:
     fault: Fault = Fault.UNKNOWN
     advice: str = ""
     rerun: Rerun = Rerun.AGAIN
+    machine: str = ""
 
     def __post_init__(self) -> None:
         if self.fault is Fault.UNKNOWN:
@@ -135,6 +139,7 @@ class Failure:
             traceback=tuple(traceback[:TRACEBACK_LINES]),
             collective=snapshot.collective,
             place=place,
+            machine=os.environ.get(MACHINE, ""),
         )
 
     @classmethod
@@ -148,7 +153,7 @@ class Failure:
         rank: int | None = None,
         generation: int = 0,
     ) -> Failure:
-        """A primary failure, as of now, that no rank has recorded."""
+        """A primary failure, as of now, that no rank has recorded; with a node it is this one."""
         return cls(
             cause=cause,
             code=code,
@@ -158,6 +163,7 @@ class Failure:
             node=node,
             generation=generation,
             time=time.time(),
+            machine=os.environ.get(MACHINE, "") if node else "",
         )
 
     def to_document(self) -> dict[str, Any]:
@@ -224,6 +230,7 @@ def describe(
             fault=found.fault,
             advice=fill_advice(found.advice, error, place)[:_MESSAGE_LENGTH],
             rerun=found.rerun,
+            machine=os.environ.get(MACHINE, ""),
         ),
         **known,
     )

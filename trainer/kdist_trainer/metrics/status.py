@@ -28,11 +28,14 @@
   for a ConfigMap that is gone.
 - `exchange_key`: whether the key of the job's exchange is mounted. Null where agents need none.
 - `last_failure`: what ended the latest worker group of this agent: `cause`, `message`, `rank`,
-  `node`, `step`, `time` (Unix time), `primary`. It stays until the next one. `full`: the folders
-  that had no room then, in a sentence; `is_full`: whether one has none now.
+  `node`, `machine`, `step`, `time` (Unix time), `primary`. It stays until the next one. `full`: the
+  folders that had no room then, in a sentence; `is_full`: whether one has none now.
 - `failed_saves`: checkpoints that could not be saved since the last one that was, on the agent that
   runs rank 0; `checkpoint_room`: the room of their folder, while there are any.
 - `waiting_for`: what the agent waits for before it tries again, in a sentence.
+- `machine_faults`: the machines whose GPU or node has failed in this run, the latest at the end:
+  `machine` (the name of the Kubernetes node, or of this host), `faults`, their number, and `cause`,
+  `message` and `time` of the last one. It is read from the ledger as a worker group forms.
 - `slow_start`: that starting takes longer than the time between losses, in a sentence with both
   times, while the ranks start.
 
@@ -81,6 +84,7 @@ class StatusSources:
         slow_start: That starting takes longer than the time between losses, in a sentence, while
             the ranks start; empty if it does not.
         tracker: The address of the run in its tracker; empty if it has none.
+        machine_faults: The faults of machines of this run.
     """
 
     peers: Callable[[], dict[str, Any] | None] = lambda: None
@@ -96,6 +100,7 @@ class StatusSources:
     devices: str = ""
     slow_start: str = ""
     tracker: str = ""
+    machine_faults: Sequence[Mapping[str, Any]] = ()
 
     def fields(self, *, ended: bool, has_begun: bool, failed_saves: int) -> dict[str, Any]:
         """Fields of `/status`. `has_begun` says whether the ranks have reached a step;
@@ -117,6 +122,7 @@ class StatusSources:
             "failed_saves": failed_saves,
             "checkpoint_room": self.room() if failed_saves and not ended else None,
             "waiting_for": None if ended else self.waiting_for or None,
+            "machine_faults": list(self.machine_faults),
             "slow_start": None if ended or has_begun else self.slow_start or None,
         }
 

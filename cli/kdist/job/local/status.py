@@ -39,6 +39,7 @@ from kdist.status.agent_status import (
     RUNNING_STATES,
     STANDBY_STATE,
     newest_generation,
+    read_machine_faults,
     read_training,
 )
 from kdist.status.pods import DONE
@@ -229,6 +230,7 @@ def _read_past(job: LocalJob, *, active: bool) -> dict[str, Any]:
         "lost_steps": documents.integer(report, "steps", "lost") or 0,
         "last_checkpoint_step": committed or None,
         "last_checkpoint_time": _time_of_checkpoint(checkpoints, committed),
+        "machine_faults": read_machine_faults(report, "machineFaults"),
     }
 
 

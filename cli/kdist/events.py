@@ -419,7 +419,8 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     ),
     "worker-failed": _worker_failed,
     "restarting": lambda e: (
-        f"starts again, restart {e['restarts']} of {e['budget']}"
+        f"starts again, restart {e['restarts']}"
+        + (f" of {e['budget']}" if e["budget"] is not None else ", which spec.restart ignores")
         + (" after faults of machines" if e.get("counted") == "machines" else "")
         + f" ({e['cause']}){_first_line(e)}"
     ),

@@ -38,6 +38,7 @@ from kdist_trainer.config import (
     NodeCount,
     Nodes,
     Preflight,
+    Restart,
     Script,
     Seconds,
     TrainConfig,
@@ -155,6 +156,7 @@ class Spec(ConfigModel):
         [], max_length=256, description="Environment variables of the training."
     )
     max_restarts: Annotated[int, Field(ge=0, le=100_000)] | None = shared("max_restarts")
+    restart: Restart | None = shared("restart")
     queue: Label | None = Field(None, description="Kueue LocalQueue that admits the job.")
     rendezvous: Literal["auto", "file", "kubernetes", "c10d"] = Field(
         "auto",

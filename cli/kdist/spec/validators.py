@@ -163,6 +163,7 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _train_or_script(spec)
     yield from _size(spec)
     yield from _restart_time(spec)
+    yield from _restart_rules(spec)
     yield from _shards(spec)
     yield from _devices(spec)
     yield from check_strategy(spec)
@@ -322,6 +323,27 @@ def _restart_time(spec: Spec) -> Iterator[Violation]:
             datetime.fromisoformat(spec.restarted_at)
         except ValueError as error:
             yield Violation(f"must be a time: {error}", "restartedAt", ("restartedAt",))
+
+
+def _restart_rules(spec: Spec) -> Iterator[Violation]:
+    """Every rule can match: a failure that no rule before it matches."""
+    codes, errors = set[int](), set[str]()
+    for index, rule in enumerate(spec.restart.rules if spec.restart is not None else ()):
+        message, condition = "", "onErrors" if rule.on_exit_codes is None else "onExitCodes"
+        if rule.on_exit_codes is not None:
+            if spec.script is None:
+                message = "belongs to script: ranks of train exit with kdist's own codes"
+            elif codes >= rule.on_exit_codes.codes:
+                message = "can never match: earlier rules match all of its exit codes"
+            codes |= rule.on_exit_codes.codes
+        elif spec.script is not None and 1 in codes:
+            message = "can never match: an earlier rule matches exit code 1, that of every error"
+        elif errors.issuperset(rule.on_errors or ()):
+            message = "can never match: earlier rules match all of its errors"
+        errors.update(rule.on_errors or ())
+        if message:
+            field = f"restart.rules.{index}.{condition}"
+            yield Violation(message, field, (field, "script"))
 
 
 def _shards(spec: Spec) -> Iterator[Violation]:

@@ -13,6 +13,7 @@ from kdist.spec import models
 from kdist_trainer.config import sources
 from tests.manifests.jobs import full
 
+ON_CODES = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [1]}}
 BROKEN: dict[str, list[tuple[str, Any]]] = {
     "needs train (the managed loop) or script (a torchrun script)": [("train", None)],
     "train and script exclude each other; keep one": [("script", {"module": "a"})],
@@ -20,6 +21,25 @@ BROKEN: dict[str, list[tuple[str, Any]]] = {
         ("train", None),
         ("script", {"module": "a"}),
         ("preflight", {}),
+    ],
+    "needs exactly one of onExitCodes and onErrors": [
+        ("restart", {"rules": [{"action": "Count"}]})
+    ],
+    "belongs to script: ranks of train exit with kdist's own codes": [
+        ("restart", {"rules": [ON_CODES]})
+    ],
+    "can never match: earlier rules match all of its exit codes": [
+        ("train", None),
+        ("script", {"module": "a"}),
+        ("restart", {"rules": [ON_CODES, ON_CODES]}),
+    ],
+    "can never match: an earlier rule matches exit code 1, that of every error": [
+        ("train", None),
+        ("script", {"module": "a"}),
+        ("restart", {"rules": [ON_CODES, {"action": "Count", "onErrors": ["A"]}]}),
+    ],
+    "can never match: earlier rules match all of its errors": [
+        ("restart", {"rules": [{"action": "Count", "onErrors": ["A"]}] * 2})
     ],
     "must be a whole number from 1 to 1024 or auto": [("procsPerNode", "all")],
     models.NO_SOURCE: [("data", [{"mountPath": "/data"}])],

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.edit_rules import compare_done
 from kdist_trainer.config.exit_codes import CODES, Rerun
+from kdist_trainer.config.train_config import FAIL_JOB, RestartRule
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.formats import stamp
 from kdist_trainer.formats.json_text import encode_json
@@ -94,6 +95,8 @@ class ExitContext:
     """Whether the kernel made an OOM kill just before the first rank was seen killed."""
     snapshots: list[RankSnapshot] = field(default_factory=list)
     """The latest heartbeats, by local rank."""
+    rules: Sequence[RestartRule] = ()
+    """What the job wants certain failures to lead to."""
 
 
 def find_outcomes(context: ExitContext) -> dict[int, str]:
@@ -211,6 +214,24 @@ def recorded_failures(context: ExitContext) -> dict[int, Failure]:
 
 
 def _failure_of(context: ExitContext, local_rank: int, code: int) -> Failure:
+    """The failure of a worker, and what the job's rules say of it. A script that has recorded an
+    error, and has not exited yet, will exit with 1.
+    """
+    found = _find_failure(context, local_rank, code)
+    shown = 128 - code if code < 0 else code or (1 if found.types else None)
+    exit_code = None if context.managed else shown
+    matching = (rule for rule in context.rules if rule.matches(exit_code, found.types))
+    rule = next(matching, None) if found.primary else None
+    found = replace(found, types=())
+    if rule is None:
+        return found
+    own, is_final = found.code, rule.action == FAIL_JOB
+    fitting = own if own.retryable != is_final else Exit.USER if is_final else Exit.RETRY
+    message = f"{found.message} (spec.restart.rules: {rule.action})"
+    return replace(found, code=fitting, action=rule.action, message=message)
+
+
+def _find_failure(context: ExitContext, local_rank: int, code: int) -> Failure:
     """The failure of a worker: the one that it recorded, else one derived from its exit code."""
     snapshot, rank = context.snapshots[local_rank], context.global_ranks[local_rank]
     recorded = failure.read(context.scratch, local_rank)

@@ -239,7 +239,7 @@ class AgentTelemetry:
         if generation.reason == FAILURE:
             fields = {
                 "restarts": generation.counts[generation.limit],
-                "budget": self._limits[generation.limit],
+                "budget": self._limits.get(generation.limit),
                 "counted": generation.limit,
                 "cause": generation.cause,
                 "failure": generation.message[:500],
@@ -730,6 +730,7 @@ class WorkerMonitor:
             terminated=self._terminated_at is not None,
             out_of_memory=self._oom_kills.explain(exits),
             snapshots=self.watchdog.snapshots,
+            rules=self.config.restart.rules if self.config.restart is not None else (),
         )
 
     def _rank_states(self) -> list[RankState]:

@@ -9,9 +9,9 @@ the table of causes says how many equal failures that takes; external causes (a 
 node, storage that fails a save) never count. Where no step is known, as for a script, failures
 count as the same if the worker groups lived for about as long.
 
-Faults of devices and nodes do not spend the job's limit of restarts: they have a limit of their own
-(`MACHINES`), and however often such a fault comes back alike, it does not end the run earlier. A
-node that is asked to end, such as a pod that is evicted, is no failure, unless its ranks have not
+The job's own rules come first (`spec.restart.rules`). Faults of devices and nodes do not spend the
+job's limit of restarts: they have a limit of their own (`MACHINES`), however alike they are. A node
+that is asked to end, such as a pod that is evicted, is no failure, unless its ranks have not
 started yet.
 
 A script that cannot continue is started once (`SingleStart`). A script continues after a restart if
@@ -64,7 +64,7 @@ from kdist_trainer.checkpoint.ledger import find_last_sign
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import Fault, Rerun
-from kdist_trainer.config.train_config import MACHINES, RESTARTS
+from kdist_trainer.config.train_config import COUNT, IGNORE, MACHINES, NOTHING, RESTARTS
 from kdist_trainer.formats.machine_faults import list_machine_faults
 from kdist_trainer.formats.untrusted_text import finite_number
 from kdist_trainer.ipc.failure import Failure
@@ -95,7 +95,7 @@ def alike_limit(failure: Failure) -> int:
     """How many equal failures in a row, without progress in between, end the run; 0 if they never
     do, since each comes from outside.
     """
-    if failure.is_of_machine:
+    if failure.is_of_machine or failure.action in (IGNORE, COUNT):
         return 0
     if failure.signature in BY_NAME:
         return BY_NAME[failure.signature].alike
@@ -108,7 +108,9 @@ def alike_limit(failure: Failure) -> int:
 
 def limit_of(failure: Failure) -> str:
     """The limit that a restart after this failure is counted against."""
-    return MACHINES if failure.is_of_machine else RESTARTS
+    if failure.action == IGNORE:
+        return NOTHING
+    return MACHINES if failure.is_of_machine and failure.action != COUNT else RESTARTS
 
 
 def is_transient(failure: Failure) -> bool:
@@ -496,8 +498,10 @@ class RestartLedger(RunRecords):
         if failure is None:
             return ""
         backoff = self._find_backoff(root_cause(failures_of(document)), lambda: events)
-        # what a broken machine ends at its start does not show that starting takes too long
-        start = {AT_START: True} if at_start and not failure.is_of_machine else {}
+        # what a broken machine or a rule explains does not show that starting takes too long
+        start = (
+            {AT_START: True} if at_start and not (failure.is_of_machine or failure.action) else {}
+        )
         waited = {WAITED: backoff} if backoff else {}
         code = {CODE: self._code} if failure.signature == REPLICAS_DIFFER else {}
         self.append_failure(failure, **start, **waited, **code)
@@ -604,7 +608,7 @@ class RestartLedger(RunRecords):
             times = f"the same failure {repeats} times in a row without progress"
             return f"{times}: {failure.message}"
         kind = limit_of(failure)
-        if counts[kind] > self._limits[kind]:
+        if counts[kind] > self._limits.get(kind, math.inf):
             what = "restart limit" if kind == RESTARTS else "limit of machines' faults"
             limit = f"{what} reached: {self._limits[kind]} restarts without progress"
             limit += f"; {slow}" if slow else ""
@@ -708,7 +712,7 @@ class RestartLedger(RunRecords):
         times = count_repeats(events, failure)
         is_last = not transient and times >= alike_limit(failure)
         kind = limit_of(failure)
-        is_last |= count_restarts(events)[kind] >= self._limits[kind]
+        is_last |= count_restarts(events)[kind] >= self._limits.get(kind, math.inf)
         return 0 if is_last else _backoff_seconds(times - transient)
 
     def _unwritten(self, step: int) -> Counter[str]:

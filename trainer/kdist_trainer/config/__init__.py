@@ -40,6 +40,7 @@ from kdist_trainer.config.train_config import (
     QUANTITY_OR_NONE,
     START_VARIABLES,
     Logs,
+    Restart,
     Script,
     TrainConfig,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "Optimizer",
     "PositiveSeconds",
     "Preflight",
+    "Restart",
     "Schedule",
     "Script",
     "Seconds",

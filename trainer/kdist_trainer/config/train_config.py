@@ -5,6 +5,7 @@ defaults and limits, such as timeouts, restarts and `spec.script`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -105,9 +106,9 @@ class Logs(ConfigModel):
         return 0 if self.keep == "none" else count_bytes(self.keep)
 
 
-RESTARTS, MACHINES = "restarts", "machines"
-"""What a restart is counted against: the job's `maxRestarts`, or the limit of the faults of devices
-and nodes.
+RESTARTS, MACHINES, NOTHING = "restarts", "machines", "nothing"
+"""What a restart is counted against: the job's `maxRestarts`, the limit of the faults of devices
+and nodes, or nothing.
 """
 DEFAULT_RESTARTS = 10
 """Restarts without progress, where the job names no number."""
@@ -115,6 +116,80 @@ NODES = "nodes.json"
 """Name of the file next to `train.json` that contains the job's `nodes` in a cluster: unlike the
 rest of the configuration, they may change during the run.
 """
+
+
+class ExitCodes(ConfigModel):
+    """Exit codes of a script's rank; a signal N is 128 + N."""
+
+    operator: Literal["In", "NotIn"] = Field(description="Whether the code is one of the values.")
+    values: list[Annotated[int, Field(ge=1, le=255)]] = Field(
+        min_length=1, max_length=255, description="Exit codes."
+    )
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """All codes that it is about."""
+        values = frozenset(self.values)
+        return values if self.operator == "In" else frozenset(range(1, 256)) - values
+
+
+FAIL_JOB, IGNORE, COUNT = "FailJob", "Ignore", "Count"
+
+
+class RestartRule(ConfigModel):
+    """What follows from a failure of a rank, in the words of a Job's podFailurePolicy."""
+
+    action: Literal["FailJob", "Ignore", "Count"] = Field(
+        description=(
+            "FailJob ends the job, Ignore starts it again without counting, Count starts it again "
+            "and counts against maxRestarts."
+        )
+    )
+    on_exit_codes: ExitCodes | None = Field(
+        None, description="Exit codes of a script's rank; an error that it raises is 1."
+    )
+    on_errors: (
+        Annotated[
+            list[Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z_][\w.]*$")]],
+            Field(min_length=1, max_length=64),
+        ]
+        | None
+    ) = Field(
+        None,
+        description=(
+            "Names of error types, plain or with their module; they stand for derived types too."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one_condition(self) -> RestartRule:
+        if (self.on_exit_codes is None) == (self.on_errors is None):
+            raise ValueError("needs exactly one of onExitCodes and onErrors")
+        return self
+
+    def matches(self, code: int | None, types: Iterable[str]) -> bool:
+        """Whether it is for a rank that has ended with this code and raised an error whose type,
+        or a base of it, is one of these.
+        """
+        if self.on_exit_codes is not None:
+            return code in self.on_exit_codes.codes
+        known = {name for each in types for name in (each, each.rpartition(".")[2])}
+        return not known.isdisjoint(self.on_errors or ())
+
+
+class Restart(ConfigModel):
+    """When the job is started again: `spec.restart`."""
+
+    device_faults: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
+        None,
+        description=(
+            "Restarts without progress after faults of GPUs and nodes, which do not count against "
+            "maxRestarts. Without a number 10, or 0 if maxRestarts is 0."
+        ),
+    )
+    rules: list[RestartRule] = Field(
+        [], max_length=32, description="What certain failures lead to; the first that matches."
+    )
 
 
 class TrainConfig(ConfigModel):
@@ -174,6 +249,12 @@ class TrainConfig(ConfigModel):
     train: Training | None = Field(None, description="Settings of the managed training loop.")
     script: Script | None = Field(None, description="A torchrun script, run unchanged.")
 
+    restart: Restart | None = Field(
+        None,
+        exclude_if=lambda value: value is None,  # unknown to earlier trainers
+        description="When the job is started again after a failure.",
+    )
+
     @model_validator(mode="after")
     def _one_kind(self) -> TrainConfig:
         if (self.train is None) == (self.script is None):
@@ -197,10 +278,9 @@ class TrainConfig(ConfigModel):
         """The restarts without progress, by what they are counted against: faults of devices and
         nodes have a limit of their own, unless the job wants no restart.
         """
-        return {
-            RESTARTS: self.restart_limit,
-            MACHINES: DEFAULT_RESTARTS if self.restart_limit else 0,
-        }
+        named = None if self.restart is None else self.restart.device_faults
+        default = DEFAULT_RESTARTS if self.restart_limit else 0
+        return {RESTARTS: self.restart_limit, MACHINES: default if named is None else named}
 
     @property
     def starts_once(self) -> bool:

@@ -32,6 +32,7 @@ TRACEBACK_LINES = 40
 _MACHINES = {Fault.DEVICE, Fault.NODE, Fault.NETWORK, Fault.STORAGE, Fault.UNKNOWN}
 """Faults that may be gone when a run is started again, also if they have ended it."""
 _LINE_LENGTH = 500
+_MOST_TYPES = 16
 _MESSAGE_LENGTH = 2000
 
 
@@ -58,6 +59,8 @@ class Failure:
         fault: Whose fault it is.
         advice: What to do next, one sentence; "" if no row says it.
         rerun: How the run may be started again.
+        types: The type of the error and its bases, with their modules, in a rank's own record.
+        action: What the job's rule for such failures says; "" if it has none.
     """
 
     cause: Cause
@@ -78,6 +81,8 @@ class Failure:
     advice: str = ""
     rerun: Rerun = Rerun.AGAIN
     machine: str = ""
+    types: tuple[str, ...] = ()
+    action: str = ""
 
     def __post_init__(self) -> None:
         if self.fault is Fault.UNKNOWN:
@@ -174,7 +179,8 @@ class Failure:
             "fault": self.fault.value,
             "rerun": self.rerun.value,
         }
-        lists = {"traceback": list(self.traceback), "collectives": list(self.collectives)}
+        names = ("traceback", "collectives", "types")
+        lists = {name: list(getattr(self, name)) for name in names}
         return {**asdict(self), **plain, **lists}
 
     def to_json(self) -> str:
@@ -193,8 +199,8 @@ class Failure:
             fields["cause"], fields["code"] = Cause(fields["cause"]), Exit(fields["code"])
             fields["fault"] = Fault(fields.get("fault", Fault.UNKNOWN))
             fields["rerun"] = Rerun(fields.get("rerun", Rerun.AGAIN))
-            fields["traceback"] = tuple(fields.get("traceback", ()))
-            fields["collectives"] = tuple(fields.get("collectives", ()))
+            for name in ("traceback", "collectives", "types"):
+                fields[name] = tuple(fields.get(name, ()))
             return cls(**fields)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a failure: {error}") from error
@@ -216,6 +222,7 @@ def describe(
         place = methods(found.method)
     if found.step is not None:
         known["step"] = found.step
+    bases = type(error).__mro__
     lines = "".join(tracebacks.format_exception(error)).splitlines()
     return replace(
         Failure(
@@ -231,6 +238,7 @@ def describe(
             advice=fill_advice(found.advice, error, place)[:_MESSAGE_LENGTH],
             rerun=found.rerun,
             machine=os.environ.get(MACHINE, ""),
+            types=tuple(f"{each.__module__}.{each.__qualname__}" for each in bases[:_MOST_TYPES]),
         ),
         **known,
     )

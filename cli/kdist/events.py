@@ -396,6 +396,7 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
         f"{count(e['files'], 'file')}, {of_total(e['bytes'], None)}, in {e['folder']}"
     ),
     "data-failed": lambda e: str(e["reason"]),
+    "node-excluded": lambda e: f"does not join: {e['message']}",
     "node-standby": lambda _: (
         "the group has all its nodes; this one stands by for one that is lost"
     ),

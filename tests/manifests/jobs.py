@@ -83,7 +83,15 @@ FULL: dict[str, Any] = {
         "hangTimeoutSeconds": 250,
         "finalScrapeTimeoutSeconds": 20,
         "logs": {"keep": "128Mi"},
-        "preflight": {"allReduce": {"minBusBandwidth": "10G", "size": "32Mi"}},
+        "restart": {
+            "deviceFaults": 20,
+            "rules": [{"action": "Ignore", "onErrors": ["mypkg.Away"]}],
+        },
+        "preflight": {
+            "allReduce": {"minBusBandwidth": "10G", "size": "32Mi"},
+            "command": ["/opt/checks/node.sh"],
+            "timeoutSeconds": 90,
+        },
         "podTemplate": {
             "spec": {"containers": [{"name": "trainer", "env": [{"name": "EXTRA", "value": "1"}]}]}
         },

@@ -49,6 +49,9 @@ OTHER: dict[str, Any] = {
     "spec.priorityClass": "low",
     "spec.preflight.allReduce.minBusBandwidth": "5G",
     "spec.preflight.allReduce.size": "1Gi",
+    "spec.preflight.command": ["/opt/checks/other.sh"],
+    "spec.restart.rules[].action": "Count",
+    "spec.restart.rules[].onErrors": ["ValueError"],
     "spec.logs.keep": "2Gi",
     "spec.podTemplate": {"spec": {"schedulerName": "volcano"}},
     "metadata.namespace": "dl",
@@ -79,6 +82,8 @@ ELSEWHERE = {
     "spec.checkpoints.secret": "it needs url; test_bucket has it",
     "spec.serviceAccountName": "without it the job makes one; test_permissions has it",
     "spec.tolerations[].operator": "Exists excludes a value",
+    "spec.restart.rules[].onExitCodes.operator": "it is for script; test_restart_rules has it",
+    "spec.restart.rules[].onExitCodes.values": "it is for script; test_restart_rules has it",
     "spec.script": "it excludes train",
 }
 SECTIONS = ("spec.train.", "spec.script.", "spec.podTemplate.", "spec.train", "spec")

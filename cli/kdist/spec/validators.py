@@ -294,10 +294,11 @@ def _train_or_script(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             "needs train (the managed loop) or script (a torchrun script)", "", ("train", "script")
         )
-    if spec.preflight is not None and spec.script is not None:
+    check = None if spec.preflight is None else spec.preflight.all_reduce
+    if check is not None and spec.script is not None:
         yield Violation(
             "belongs to train: a script creates its own process group",
-            "preflight",
+            "preflight.allReduce",
             ("preflight", "script"),
         )
 

@@ -20,7 +20,7 @@ BROKEN: dict[str, list[tuple[str, Any]]] = {
     "belongs to train: a script creates its own process group": [
         ("train", None),
         ("script", {"module": "a"}),
-        ("preflight", {}),
+        ("preflight", {"allReduce": {"minBusBandwidth": "1G"}}),
     ],
     "needs exactly one of onExitCodes and onErrors": [
         ("restart", {"rules": [{"action": "Count"}]})

@@ -33,9 +33,16 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from kdist_trainer import log
 from kdist_trainer.agent import exits
-from kdist_trainer.agent.coordination import NOBODY, AgentStore, Generation, choose_rank_to_renew
+from kdist_trainer.agent.coordination import (
+    NOBODY,
+    AgentStore,
+    Generation,
+    choose_rank_to_renew,
+    failure_to_event,
+)
 from kdist_trainer.agent.exits import GroupResult, RunOutcome, failed, stopped
 from kdist_trainer.agent.hangs import RankActivity, Watchdog
+from kdist_trainer.agent.health_check import check_node
 from kdist_trainer.agent.monitor import AgentTelemetry, PollResult, RendezvousPoller, WorkerMonitor
 from kdist_trainer.agent.restart_policy import RestartLedger, SingleStart
 from kdist_trainer.agent.settings import C10D, FILE, KUBERNETES, Settings, identify_code
@@ -43,8 +50,9 @@ from kdist_trainer.agent.termination import TerminationPolicy, save_kept_state
 from kdist_trainer.agent.tracker_process import TrackerProcess
 from kdist_trainer.agent.worker_group import PrestartedWorkers, Survivors, WorkerProcesses
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.errors import KdistTrainerError
+from kdist_trainer.errors import KdistTrainerError, NodeFaultError
 from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.machine_faults import EXCLUDED
 from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.signals import StopRequested, StopSignals
@@ -119,6 +127,7 @@ class ElasticAgent(ElasticAgentBase):
     """
 
     _generation: Generation | None = None
+    _is_checked = False
     _alive_at: float | None = None
 
     def __init__(
@@ -188,7 +197,9 @@ class ElasticAgent(ElasticAgentBase):
         try:
             while True:
                 generation = self._next_generation()
-                self._termination.decide(generation, self._run_workers(generation))
+                result = self._run_workers(generation)
+                self._is_checked = not any(each.is_of_machine for each in result.failures.values())
+                self._termination.decide(generation, result)
         except RunOutcome as outcome:
             self.record = outcome.record
         except dist.DistError as error:
@@ -213,6 +224,8 @@ class ElasticAgent(ElasticAgentBase):
         """Join the rendezvous and agree on the next generation. Raises `RunOutcome`."""
         self._alive_at = None
         self._settings.require_gpus()
+        if not self._is_checked:
+            self._check_health()
         with suppress(StopRequested), self._stop.interruptible():
             self._prestarted.prepare(self._workers, self._count_running)
         self._telemetry.rendezvous_started()
@@ -246,6 +259,19 @@ class ElasticAgent(ElasticAgentBase):
         if generation.exhausted:
             self._termination.end_exhausted(generation)
         return generation
+
+    def _check_health(self) -> None:
+        """Raise `NodeFaultError` if this node fails its health check, and record it."""
+        try:
+            with self._stop.interruptible():
+                check_node(self._settings)
+        except NodeFaultError as error:
+            log.error(EXCLUDED, message=str(error))
+            failure = Failure.of_node(error.cause, error.code, str(error), node=self._settings.node)
+            with suppress(RuntimeError):  # a store that is away
+                self._ledger.append_event(**{**failure_to_event(failure), "event": EXCLUDED})
+            raise
+        self._is_checked = True
 
     def _count_running(self) -> int:
         """The number of nodes of a group that runs without this node; 0 if there is none."""

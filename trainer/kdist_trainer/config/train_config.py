@@ -242,8 +242,7 @@ class TrainConfig(ConfigModel):
     preflight: Preflight | None = Field(
         None,
         description=(
-            "Checks of the network between ranks before they train; a worker group that is "
-            "too slow ends the job."
+            "Checks of nodes before they join, and of the network between ranks before they train."
         ),
     )
     train: Training | None = Field(None, description="Settings of the managed training loop.")

@@ -133,10 +133,30 @@ class AllReduceCheck(ConfigModel):
 
 
 class Preflight(ConfigModel):
-    """Checks before the first step of every worker group; a group that is too slow ends the job."""
+    """Checks of nodes before they join, and of every worker group before its first step."""
 
     all_reduce: AllReduceCheck | None = Field(
-        None, description="Required bandwidth of an all-reduce."
+        None,
+        description="Required bandwidth of an all-reduce; a group that is too slow ends the job.",
+    )
+    command: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=32_768)]],
+            Field(min_length=1, max_length=256),
+        ]
+        | None
+    ) = Field(
+        None,
+        exclude_if=lambda value: value is None,  # unknown to earlier trainers, like the next one
+        description=(
+            "Health check that each node runs before it joins; where it fails, the node is left "
+            "out. By default a second of matrix products on nodes with GPUs."
+        ),
+    )
+    timeout_seconds: PositiveSeconds = Field(
+        60,
+        exclude_if=lambda value: value == 60,
+        description="Maximum duration of the health check, in seconds.",
     )
 
 

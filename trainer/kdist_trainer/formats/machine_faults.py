@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+EXCLUDED: Final = "node-excluded"
+"""The event of a node that has failed its health check."""
 _MOST: Final = 32
-_MESSAGE: Final = 300
+_MESSAGE: Final = 200  # characters of a line
 
 
 def list_machine_faults(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -17,10 +19,11 @@ def list_machine_faults(events: Iterable[Mapping[str, Any]]) -> list[dict[str, A
     """
     found: dict[str, dict[str, Any]] = {}
     for event in events:
-        machine = event.get("machine")
-        if event.get("event") == "failure" and event.get("fault") and isinstance(machine, str):
+        machine, name = event.get("machine"), event.get("event")
+        is_fault = name in ("failure", EXCLUDED) and event.get("fault")
+        if is_fault and isinstance(machine, str) and machine:
             faults = found.pop(machine)["faults"] if machine in found else 0
-            told = {name: event.get(name) for name in ("cause", "message", "time")}
-            told["message"] = str(told["message"] or "")[:_MESSAGE]
+            line = str(event.get("message") or "").partition("\n")[0][:_MESSAGE]
+            told = {"cause": event.get("cause"), "message": line, "time": event.get("time")}
             found[machine] = {"machine": machine, "faults": faults + 1, **told}
     return list(found.values())[-_MOST:]

@@ -1,0 +1,96 @@
+"""Nodes check their health before they join: those that fail leave the job to the others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kdist_trainer.agent import health_check
+from kdist_trainer.errors import DeviceFaultError
+from tests.trainer.agent.lab import Lab
+
+ELASTIC = {"min": 1, "max": 2}
+_CHECK = 'echo the fan is off; test "$KDIST_MACHINE" != gpu-8 || { echo DIMM 3 fails; exit 4; }'
+
+
+def read_status(lab: Lab, node: str) -> dict[str, Any]:
+    port = json.loads((lab.folder / node / "agent.json").read_text())["port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=60) as response:
+        found: dict[str, Any] = json.load(response)
+        return found
+
+
+@pytest.mark.processes
+def test_a_node_that_fails_the_check_does_not_join_and_the_others_train(tmp_path: Path) -> None:
+    with Lab(tmp_path, nodes=ELASTIC, preflight={"command": ["sh", "-c", _CHECK]}) as lab:
+        lab.start("node-1", KDIST_MACHINE="gpu-8")
+        assert lab.end("node-1") == 205
+        record = lab.record("node-1")
+        assert (record["cause"], record["fault"], record["machine"]) == ("node", "node", "gpu-8")
+        assert record["message"] == (
+            "the health check of node node-1 ended with exit code 4: the fan is off | DIMM 3 fails"
+        )
+        (told,) = lab.events("node-1", "node-excluded")
+        assert told["message"] == record["message"]
+        lab.start("node-0", KDIST_MACHINE="gpu-7")
+        lab.stepping(1, world=1)
+        (faults,) = read_status(lab, "node-0")["machine_faults"]
+        assert (faults["machine"], faults["faults"], faults["cause"]) == ("gpu-8", 1, "node")
+        lab.tell("finish")
+        assert lab.end("node-0") == 0
+
+
+@pytest.mark.processes
+def test_a_check_that_takes_too_long_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
+    command = ["sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/child; wait"]
+    with Lab(tmp_path, preflight={"command": command, "timeoutSeconds": 2}) as lab:
+        lab.start("node-0")
+        assert lab.end("node-0") == 205
+        assert lab.record("node-0")["message"].endswith("of node node-0 took longer than 2 s")
+        child = Path("/proc", (tmp_path / "child").read_text().strip())
+        lab.wait(lambda: not child.exists(), "the end of what the check has started")
+
+
+@pytest.mark.processes
+def test_a_check_that_does_not_exist_is_the_jobs_own_fault(tmp_path: Path) -> None:
+    with Lab(tmp_path, preflight={"command": ["/no/such/check"]}) as lab:
+        lab.start("node-0")
+        assert lab.end("node-0") == 64
+        assert "spec.preflight.command cannot be run" in lab.record("node-0")["message"]
+
+
+@pytest.mark.processes
+def test_a_node_is_checked_again_after_a_fault_of_its_gpu(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nerror = torch.AcceleratorError('CUDA error: uncorrectable ECC error')\n"
+        "error.error_code = 214\nraise error\n"
+    )
+    check = f"test ! -e {tmp_path}/seen || exit 1; touch {tmp_path}/seen"
+    preflight = {"command": ["sh", "-c", check]}
+    with Lab(tmp_path, maxRestarts=1, preflight=preflight, script={"path": str(script)}) as lab:
+        lab.start("node-0")
+        assert lab.end("node-0") == 205
+        assert len(lab.ledger("failure")) == 0, "the group that would record it did not form"
+
+
+def test_products_of_matrices_that_differ_are_a_fault_of_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert health_check.multiply(["cpu", "cpu"], seconds=0.05, size=64) > 1
+    monkeypatch.setattr(torch, "equal", lambda *_: False)
+    with pytest.raises(DeviceFaultError, match="cpu computes a matrix product in two ways"):
+        health_check.multiply(["cpu"], seconds=0.05, size=8)
+
+
+@pytest.mark.processes
+def test_the_check_of_gpus_passes_where_there_are_none() -> None:
+    command = [sys.executable, "-m", "kdist_trainer.agent.health_check"]
+    assert subprocess.run(command, timeout=120).returncode == 0

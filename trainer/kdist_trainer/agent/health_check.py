@@ -1,0 +1,92 @@
+"""The health check of a node, before it joins a worker group: the job's own command, or for nodes
+with GPUs a second of matrix products, `python -m kdist_trainer.agent.health_check`. A node that
+fails it does not join.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from kdist_trainer.config import Preflight
+from kdist_trainer.errors import ConfigError, DeviceFaultError, NodeFaultError
+
+if TYPE_CHECKING:
+    from kdist_trainer.agent.settings import Settings
+
+_SECONDS: Final = 1.0
+_SIZE: Final = 4096
+_TAIL: Final = 2000  # bytes of the output's end
+_LINES: Final = 5
+
+
+def check_node(settings: Settings) -> None:
+    """Run the health check of this node, if it has one.
+
+    Raises:
+        NodeFaultError: It has failed or takes too long; has its last lines.
+        ConfigError: The job's command cannot be run.
+    """
+    preflight = settings.config.preflight or Preflight()
+    command = preflight.command
+    if command is None and settings.gpus:
+        command = [sys.executable, "-m", __name__]
+    if command is None:
+        return
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=settings.code,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(f"spec.preflight.command cannot be run: {error}") from error
+        how = f"took longer than {preflight.timeout_seconds} s"
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                how = f"ended with exit code {process.wait(preflight.timeout_seconds)}"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        output.seek(max(0, output.tell() - _TAIL))
+        lines = output.read().decode(errors="replace").splitlines()
+    if process.returncode == 0:
+        return
+    told = " | ".join(line.strip() for line in lines[-_LINES:] if line.strip())
+    raise NodeFaultError(f"the health check of node {settings.node} {how}{told and f': {told}'}")
+
+
+def multiply(devices: Sequence[str], *, seconds: float = _SECONDS, size: int = _SIZE) -> int:
+    """Compute the same matrix product on all devices again and again; returns how often. Raises
+    `DeviceFaultError` if one of them computes another result than before.
+    """
+    import torch
+
+    matrices = [torch.rand(size, size, device=device) for device in devices]
+    expected = [matrix @ matrix for matrix in matrices]
+    deadline, rounds = time.monotonic() + seconds, 0
+    while time.monotonic() < deadline or not rounds:
+        found = [matrix @ matrix for matrix in matrices]  # all devices at the same time
+        for device, one, other in zip(devices, found, expected, strict=True):
+            if not torch.equal(one, other):
+                raise DeviceFaultError(f"{device} computes a matrix product in two ways")
+        rounds += 1
+    return rounds
+
+
+if __name__ == "__main__":
+    from torch.cuda import device_count
+
+    multiply([f"cuda:{index}" for index in range(device_count())])

@@ -39,11 +39,14 @@ def test_a_job_leaves_a_node_for_the_time_that_it_avoids_it_and_no_other_pod_doe
     assert node in found["sentence"]
     assert "--allow" in found["commands"][0]
     marker = name_marker("digits", node)
-    assert namespace.get("job", marker)["status"]["ready"] == 1, "a restricted pod may sleep there"
+    namespace.until("a restricted pod sleeps there", partial(_is_ready, namespace, marker))
     namespace.until("the marker is gone", lambda: not namespace.get("job", marker), 120)
     after = partial(world_of, namespace, 1, before["step"])
     namespace.until("it trains on, on the node", after)
     (pod,) = namespace.pods("digits")
     assert pod["spec"]["nodeName"] == node
     assert namespace.get("pod", "bystander")["metadata"]["uid"] == bystander["metadata"]["uid"]
-    namespace.kdist("wait", "digits", "--timeout=6m", timeout=400)
+
+
+def _is_ready(namespace: Namespace, job: str) -> bool:
+    return bool(namespace.get("job", job).get("status", {}).get("ready"))

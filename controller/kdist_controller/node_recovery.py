@@ -28,7 +28,6 @@ from kdist.recovery import (
 )
 from kdist.status import AvoidedNode, Pod, documents
 from kdist.status.snapshot import is_silent
-from kdist.units import count
 from kdist_controller.actions import Notice
 from kdist_controller.agent_poller import Route, ask_agents
 from kdist_controller.cache import Cache
@@ -124,15 +123,12 @@ def find_faulty(observed: Observed, avoidance: Avoidance) -> list[AvoidedNode]:
     used = {pod.node for pod in observed.alive if not pod.deleting}
     # marked, and left by a controller that has died before it could delete the pod
     found = {node: each for node, each in known.items() if each.faults and node in used}
-    for answer in observed.reports.values():
-        for each in documents.items(answer, "machine_faults"):
-            node, faults = documents.text(each, "machine"), documents.integer(each, "faults") or 0
-            least = max(avoidance.faults, (documents.integer(counted, node) or 0) + 1)
-            if node and node not in known and avoidance.faults and faults >= least:
-                words = f"{documents.text(each, 'cause')}: {documents.text(each, 'message')}"
-                reason = f"{count(faults, 'fault')}, the latest {words}"[:_LONGEST_REASON]
-                until = observed.now + avoidance.seconds
-                found[node] = AvoidedNode(node, round(until), reason, faults)
+    for each in observed.status.machine_faults:
+        node, reason = each.machine, str(each).removeprefix(f"{each.machine}: ")[:_LONGEST_REASON]
+        least = max(avoidance.faults, (documents.integer(counted, node) or 0) + 1)
+        if node not in known and avoidance.faults and each.faults >= least:
+            until = round(observed.now + avoidance.seconds)
+            found[node] = AvoidedNode(node, until, reason, each.faults)
     return list(found.values())[: max(len(known), _MOST_AVOIDED) - len(known.keys() - found)]
 
 

@@ -59,7 +59,7 @@ def test_a_machine_is_avoided_after_its_second_fault_and_only_the_job_s_pod_leav
     told = read(kubernetes, "TrainingJob")["status"]["avoidedNodes"]
     assert told == events(kubernetes, "NodeAvoided")
     assert told[0].startswith("node-1 until 2")
-    assert told[0].endswith(": 2 faults, the latest gpu: Xid 79")
+    assert told[0].endswith(": 2 faults, last gpu: Xid 79")
     kubernetes.writes.clear()
     stepper.settle()
     assert kubernetes.writes == [], "it is done once"
@@ -106,7 +106,7 @@ def test_a_marker_that_is_refused_is_an_event_and_no_trouble_of_the_job(
     report(kubernetes, 2)
     stepper.settle()
     (told,) = events(kubernetes, "NodeNotAvoided")
-    assert "node-1 is not avoided (2 faults, the latest gpu: Xid 79)" in told
+    assert "node-1 is not avoided (2 faults, last gpu: Xid 79)" in told
     assert "exceeded quota" in told
     assert "digits-1" in pods(kubernetes), "it could come back there"
     assert read(kubernetes, "TrainingJob")["status"]["phase"] == "Running"

@@ -260,9 +260,9 @@ _REFUSED = "didn't match pod anti-affinity rules"
 
 def _describe_avoided(ctx: DiagnosticContext) -> tuple[str, str, tuple[str, ...]]:
     """Which nodes the job's pods stay away from, how to let them use these again, and with what."""
-    options = [part for each in ctx.status.avoided for part in ("--allow", each.node)]
+    commands = tuple(ctx.kdist("recover", "--allow", each.node) for each in ctx.status.avoided)
     what = f"the job avoids {'; '.join(map(str, ctx.status.avoided))}"
-    return what, "let its pods use a node again", (ctx.kdist("recover", *options),)
+    return what, "let its pods use a node again", commands
 
 
 def find_avoided_nodes(ctx: DiagnosticContext) -> Diagnosis | None:

@@ -227,10 +227,12 @@ def status(*markers: Document) -> JobStatus:
 
 
 def test_a_job_that_waits_for_the_only_nodes_that_it_avoids_says_so() -> None:
-    cause = diagnose(scene([unscheduled(0, REFUSED)], markers=[marker()]))
+    cause = diagnose(scene([unscheduled(0, REFUSED)], markers=[marker(), marker("worker-2")]))
     assert cause.cause == "nodes-avoided"
     assert "finds no node: the job avoids worker-1 until " in cause.sentence
-    assert cause.commands == ("kdist recover digits -n ml --allow worker-1",)
+    assert cause.commands == tuple(
+        f"kdist recover digits -n ml --allow worker-{number}" for number in (1, 2)
+    )
     assert cause.also == ()
     other = diagnose(scene([unscheduled(0, REFUSED)]))
     assert other.cause == "unschedulable", "the user's own podAntiAffinity"

@@ -17,7 +17,10 @@ from kdist_trainer.errors import DeviceFaultError
 from tests.trainer.agent.lab import Lab
 
 ELASTIC = {"min": 1, "max": 2}
-_CHECK = 'echo the fan is off; test "$KDIST_MACHINE" != gpu-8 || { echo DIMM 3 fails; exit 4; }'
+_CHECK = (
+    "yes checked | head -n 999; echo the fan is off; "
+    'test "$KDIST_MACHINE" != gpu-8 || { echo DIMM 3 fails; exit 4; }'
+)
 
 
 def read_status(lab: Lab, node: str) -> dict[str, Any]:
@@ -35,7 +38,8 @@ def test_a_node_that_fails_the_check_does_not_join_and_the_others_train(tmp_path
         record = lab.record("node-1")
         assert (record["cause"], record["fault"], record["machine"]) == ("node", "node", "gpu-8")
         assert record["message"] == (
-            "the health check of node node-1 ended with exit code 4: the fan is off | DIMM 3 fails"
+            "the health check of node node-1 ended with exit code 4: checked | checked | checked | "
+            "the fan is off | DIMM 3 fails"
         )
         (told,) = lab.events("node-1", "node-excluded")
         assert told["message"] == record["message"]

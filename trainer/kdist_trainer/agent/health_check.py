@@ -60,7 +60,7 @@ def check_node(settings: Settings) -> None:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        output.seek(max(0, output.tell() - _TAIL))
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
         lines = output.read().decode(errors="replace").splitlines()
     if process.returncode == 0:
         return

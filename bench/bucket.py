@@ -28,7 +28,7 @@ from bench.ranks import free_ports, launch, report
 from bench.table import columns, seconds_with_spread, title
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.storage import StoragePath, open_location
-from kdist_trainer.config import CHECKPOINTS_ENDPOINT, Checkpointing
+from kdist_trainer.config import CHECKPOINTS_ENDPOINT, Checkpointing, Keep
 from kdist_trainer.distributed.world import World
 from tests.trainer.object_store.versitygw import versitygw
 
@@ -103,7 +103,7 @@ def make_state(megabytes: int) -> dict[str, Any]:
 
 def store(root: StoragePath, world: World, megabytes: int) -> Contestant:
     """Kdist's checkpoints in a folder or a bucket."""
-    state, config = make_state(megabytes), Checkpointing(mode="blocking", keep=1)
+    state, config = make_state(megabytes), Checkpointing(mode="blocking", keep=Keep(last=1))
     manager = CheckpointManager(root, world=world, run_id="bench", config=config, job={})
     manager.load({}, fingerprint="")
     return Contestant(

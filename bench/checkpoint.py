@@ -37,7 +37,7 @@ from bench.ranks import report
 from bench.table import columns, seconds_with_spread, title
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.storage import StoragePath, open_location
-from kdist_trainer.config import Checkpointing, Every
+from kdist_trainer.config import Checkpointing, Every, Keep
 from kdist_trainer.distributed.world import World
 
 RANKS, ROUNDS, AFTER = 2, 7, 10
@@ -167,7 +167,7 @@ def stores(folder: Path, world: World) -> dict[str, Contestant]:
     """Kdist's store in both modes, and in a bucket."""
 
     def contestant(mode: Any, root: StoragePath) -> Contestant:
-        config = Checkpointing(every=Every(steps=10), mode=mode, keep=1)
+        config = Checkpointing(every=Every(steps=10), mode=mode, keep=Keep(last=1))
         store = CheckpointManager(root, world=world, run_id="bench", config=config, job={})
         store.load({}, fingerprint="bench")
 

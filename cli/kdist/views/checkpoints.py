@@ -1,5 +1,5 @@
-"""The table of checkpoints: which one is LATEST, which one a training would resume from, and which
-are damaged.
+"""The table of checkpoints: which one is LATEST, which one a training would resume from, which
+are damaged, and why each is kept.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def _marks(entry: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[st
         yield "LATEST"
     if entry.get("name") == document.get("resumesFrom"):
         yield "<- resumes here"
+    if reasons := entry.get("kept"):
+        yield f"kept: {', '.join(map(str, reasons))}"
 
 
 def _shown(value: object) -> str:

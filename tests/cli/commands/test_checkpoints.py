@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from kdist_trainer.config import Keep
 from tests.cli.conftest import Kdist
 from tests.trainer.checkpoint.states import make_state, opened, save
 
@@ -43,6 +44,15 @@ def test_a_checkpoint_without_a_manifest_cannot_be_used_and_is_an_error(
     listed = json.loads(kdist("checkpoints", "-o", "json", str(run / "checkpoints")).stdout)
     assert (listed["kind"], listed["checkpoints"][0]["step"]) == ("CheckpointList", 5)
     assert kdist("checkpoints", "-o", "name", "digits", "--local").stdout == "step-00000005-e1\n"
+
+
+def test_the_list_says_why_each_checkpoint_is_kept(kdist: Kdist, run: Path) -> None:
+    store = opened(run / "checkpoints", keep=Keep(last=1, every=2))
+    for step in (2, 3):
+        assert save(store, step).ok
+    newest, older = kdist("checkpoints", "digits").stdout.splitlines()[1:]
+    assert newest.endswith("kept: last")
+    assert older.endswith("kept: every")
 
 
 def test_a_folder_that_is_no_run_is_not_found(kdist: Kdist, run: Path) -> None:

@@ -75,6 +75,9 @@ BROKEN: dict[str, list[tuple[str, Any]]] = {
     "needs auto, seconds, steps, or steps with one of the others": [
         ("train", {"workload": "digits", "epochs": 1, "checkpoint": {"every": {}}})
     ],
+    "checkpoint.keep.best needs evaluateEverySteps": [
+        ("train", {"workload": "digits", "epochs": 1, "checkpoint": {"keep": {"best": {}}}})
+    ],
     "auto and seconds exclude each other; keep one": [
         (
             "train",

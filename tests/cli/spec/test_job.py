@@ -140,6 +140,19 @@ def test_an_interval_that_is_given_is_written_as_earlier_trainers_read_it() -> N
     assert train["checkpoint"]["every"] == {"seconds": 60, "steps": None}
 
 
+@pytest.mark.parametrize(
+    ("written", "document"),
+    [("5", 5), ("{last: 5}", 5), ("{every: 9}", {"last": 3, "best": None, "every": 9})],
+)
+def test_what_is_kept_is_written_as_a_number_if_that_says_all(
+    written: str, document: object
+) -> None:
+    """An earlier trainer knows no mapping there."""
+    job = load_text(f"{JOB}    checkpoint: {{keep: {written}}}\n", source="job.yaml")
+    assert job.to_train_config().to_document()["train"]["checkpoint"]["keep"] == document
+    assert load_text(json.dumps(job.to_document()), source="again") == job
+
+
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.path)
 def test_a_field_is_camel_case_and_its_description_is_a_sentence(field: reference.Field) -> None:
     assert re.fullmatch(r"[a-z][a-zA-Z0-9]*", field.name)

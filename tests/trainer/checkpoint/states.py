@@ -14,7 +14,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
 from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.config import Checkpointing, Every
+from kdist_trainer.config import Checkpointing, Every, Keep
 from kdist_trainer.distributed.checkpoint_group import RankInfo
 
 FINGERPRINT = "data-1"
@@ -90,7 +90,7 @@ def open_store(
     world: RankInfo | None = None,
     *,
     mode: Literal["async", "blocking"] = "blocking",
-    keep: int = 3,
+    keep: int | Keep = 3,
     every: Every = _BY_CLOCK,
     run_id: str = "run-1",
     take_over: bool = False,
@@ -99,7 +99,8 @@ def open_store(
     spared: Collection[str] = (),
 ) -> CheckpointManager:
     """A store on `root`; without a world that of a single rank."""
-    config = Checkpointing(mode=mode, keep=keep, every=every)
+    kept = Keep.of(keep) if isinstance(keep, int) else keep
+    config = Checkpointing(mode=mode, keep=kept, every=every)
     ranks = world or Alone(generation)
     return CheckpointManager(
         root,
@@ -114,7 +115,7 @@ def open_store(
 
 
 def opened(
-    root: Path, *, keep: int = 3, blocking: bool = True, every: Every = _BY_CLOCK
+    root: Path, *, keep: int | Keep = 3, blocking: bool = True, every: Every = _BY_CLOCK
 ) -> CheckpointManager:
     """A store on an empty folder, ready to save."""
     mode: Literal["async", "blocking"] = "blocking" if blocking else "async"

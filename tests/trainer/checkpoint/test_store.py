@@ -4,6 +4,7 @@ counts and refuses.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import zipfile
@@ -14,13 +15,14 @@ import pytest
 import torch
 
 from kdist_trainer.checkpoint import commit, storage
+from kdist_trainer.checkpoint.__main__ import describe
 from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import MANIFEST, CheckpointDirectory, read_manifest
 from kdist_trainer.checkpoint.reader import inspect
 from kdist_trainer.checkpoint.storage import Operation
-from kdist_trainer.config import Every
+from kdist_trainer.config import Best, Every, Keep
 from kdist_trainer.errors import CheckpointMismatchError
 from tests.trainer.checkpoint.states import (
     digest_of,
@@ -175,6 +177,43 @@ def test_those_that_are_kept_by_a_run_that_saves_by_itself_are_five_minutes_apar
         os.utime(path / MANIFEST, (60 * minute, 60 * minute))
         assert len(folder.committed()) <= keep
     assert [one.step - 1 for one in folder.committed()] == expected
+
+
+def test_the_first_checkpoint_at_or_after_the_best_evaluation_is_kept_and_one_of_each_multiple(
+    root: Path,
+) -> None:
+    best = Best(metric="accuracy", goal="max")
+    store = opened(root, keep=Keep(last=1, best=best, every=10))
+    ledger, listed = RunLedger(root), []
+    for step, evaluated, accuracy in [
+        *((3, 3, 0.5), (6, 5, 0.9), (9, 8, 0.7), (12, 12, math.nan), (15, 99, 1.0)),
+        *((18, 18, 0.1), (21, 20, 0.95), (24, 23, 0.9), (33, 33, 0.95)),
+    ]:
+        ledger.append("evaluated", step=evaluated, metrics={"accuracy": accuracy, "loss": 0.0})
+        assert save(store, step).ok
+        listed.append({one["step"]: one["kept"] for one in describe(root)["checkpoints"]})
+    assert [dict.fromkeys(each) for each in listed[:3]] == [
+        {3: None},
+        {6: None},
+        {9: None, 6: None},
+    ]
+    assert listed[4] == {15: ["last"], 12: ["every"], 6: ["best"]}, "99 is not committed"
+    assert listed[-1] == {33: ["last", "every"], 21: ["best", "every"], 12: ["every"]}
+
+
+def test_the_best_checkpoint_stays_after_its_evaluation_has_left_the_ledger(root: Path) -> None:
+    store = opened(root, keep=Keep(last=1, best=Best()))
+    RunLedger(root).append("evaluated", step=1, metrics={"loss": 1.0})
+    assert save(store, 1).ok
+    events = root / "ledger" / "events.jsonl"
+    kept = [line for line in events.read_bytes().splitlines() if b'"commit"' in line]
+    events.write_bytes(b"\n".join(kept) + b"\n")
+    for step in (2, 3):
+        assert save(store, step).ok
+    assert {one["step"]: one["kept"] for one in describe(root)["checkpoints"]} == {
+        3: ["last"],
+        1: ["best"],
+    }
 
 
 def test_the_checkpoint_that_latest_names_is_never_pruned(

@@ -199,6 +199,7 @@ def test_a_second_checkpointer_is_refused_until_the_first_is_closed(
         ({"optimizer": {}}, "at least one optimizer"),
         ({"optimizer": {"state": torch.optim.SGD([torch.zeros(1)])}}, "choose another name"),
         ({"optimizer": torch.optim.SGD([torch.zeros(2)])}, "is in no module of model="),
+        ({"keep": {"best": {}}}, "only a managed training"),
         ({"model": "model"}, "not of torch's Module"),
     ],
 )

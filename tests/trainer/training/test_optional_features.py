@@ -42,6 +42,24 @@ def test_a_job_that_gets_no_better_ends_early_with_the_state_of_that_step(tmp_pa
 
 
 @pytest.mark.processes
+def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path: Path) -> None:
+    keep = {"last": 1, "best": {}}
+    every = {"checkpoint": {"every": {"steps": 2}, "mode": "blocking", "keep": keep}}
+    train_here(describe(epochs=3, evaluateEverySteps=3, **every), tmp_path, 1)
+    evaluated = events(tmp_path, "evaluated")
+    best = min(evaluated, key=lambda each: float(each["metrics"]["loss"]))["step"]
+    kept = [one.step for one in Lock(tmp_path / "checkpoints").find_valid()]
+    assert sorted(kept) == sorted({best + best % 2, done(tmp_path)["step"]})
+
+
+@pytest.mark.processes
+def test_a_best_by_a_metric_that_nobody_measures_is_refused(tmp_path: Path) -> None:
+    keep = {"best": {"metric": "other"}}
+    with pytest.raises(RankFailed, match=r"checkpoint.keep.best.metric: .* no `other`; it has"):
+        train_here(describe(**LONG, checkpoint={"keep": keep}), tmp_path, 1)
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_stop_at_the_step_of_an_evaluation_puts_it_off_to_the_resume(
     tmp_path: Path, size: int

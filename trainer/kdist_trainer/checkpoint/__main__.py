@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint import retention, storage
 from kdist_trainer.checkpoint.ledger import EVENTS, FOLDER, STEPS, RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import (
@@ -183,7 +183,9 @@ def describe(
     """
     directory, lock = CheckpointDirectory(root), Lock(root)
     committed = directory.committed()
-    valid = [one.name for one in lock.find_valid()]
+    counting = lock.find_valid()
+    valid = [one.name for one in counting]
+    kept = retention.explain(counting, RunLedger(root))
     entries = [
         _entry(one, verify=verify, valid=one.name in valid, read=read)
         for one in committed
@@ -195,6 +197,8 @@ def describe(
     entries += [
         _other(one, "unfinished") for one in directory.temporary() if only in ("", one.path.name)
     ]
+    for entry in entries:
+        entry["kept"] = kept.get(entry["name"], [])
     # an unsupported one is not skipped: the training refuses to start
     newest = next(
         (one for one in entries if one["state"] in ("complete", "verified", "unsupported")), None

@@ -6,8 +6,8 @@ the directory entries, checks the lock, renames the folder, syncs its parent, ch
 and updates LATEST; only then is the checkpoint acknowledged. `Membership` says under whose lock a
 save is committed that is in progress while its rank changes groups.
 
-Pruning keeps the newest `keep`, which may have to be some time apart, the one that LATEST names,
-and the newest few damaged ones; leftovers of interrupted saves are deleted unless the writer of a
+Pruning keeps what `retention` selects, the one that LATEST names, and the newest few damaged ones;
+leftovers of interrupted saves are deleted unless the writer of a
 later epoch may own them. Saves that a lost rank has cut short are counted in the ledger: after two
 in a row the next save blocks (`SaveClock.must_block`).
 
@@ -17,7 +17,6 @@ Before a group starts, `write_token` tries whether the storage supports all of t
 from __future__ import annotations
 
 import errno
-import math
 import os
 import secrets
 import threading
@@ -28,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint import retention, storage
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock, LockLostError, LockRecord
 from kdist_trainer.checkpoint.manifest import (
@@ -45,6 +44,7 @@ from kdist_trainer.checkpoint.manifest import (
     read_raw_manifest,
 )
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.config import Keep
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.formats.digest import Digest
 from kdist_trainer.metrics.rank_metrics import StepStats
@@ -216,45 +216,26 @@ KEEP_DAMAGED = 3
 OLD_SECONDS = 3600
 
 
-def prune(directory: CheckpointDirectory, lock: Lock, *, keep: int, apart: float = 0.0) -> None:
+def prune(directory: CheckpointDirectory, lock: Lock, *, keep: Keep, apart: float = 0.0) -> None:
     """Remove old checkpoints after a commit; the caller holds the lock. Never raises `OSError`.
 
     Args:
         directory: the checkpoint folder.
         lock: its lock, which says what is valid.
-        keep: how many valid checkpoints stay.
-        apart: seconds that must lie between those that stay besides the newest one.
+        keep: which valid checkpoints stay.
+        apart: seconds that must lie between the last ones besides the newest one.
     """
     with suppress(OSError):
+        evaluated = RunLedger(directory.root).events() if keep.best is not None else ()
         committed = directory.committed()
         valid = lock.valid(committed)
         named = directory.named()
-        retained = {one.path for one in _select(valid, keep=keep, apart=apart)} | {
-            one.path for one in committed if one.name == named
-        }
+        retained = retention.select(valid, evaluated, keep=keep, apart=apart)
         for one in committed:
-            if one.path not in retained:
+            if one.name not in retained and one.name != named:
                 _discard(directory, one)
         for one in directory.damaged()[KEEP_DAMAGED:]:
             _discard(directory, one)
-
-
-def _select(valid: list[Checkpoint], *, keep: int, apart: float) -> list[Checkpoint]:
-    """The newest checkpoint and the older ones that stay with it, of all valid ones, newest first.
-
-    Each is the first one that is far enough from the one before it: so the oldest stays until
-    others have become old, however often a run saves. One whose time is not known is no history.
-    """
-    if apart <= 0 or keep == 1:
-        return valid[:keep]
-    history: list[Checkpoint] = []
-    latest = -math.inf
-    for one in reversed(valid[1:]):
-        at = storage.modified_at(one.path / MANIFEST)
-        if at is not None and at - latest >= apart:
-            history.append(one)
-            latest = at
-    return [*valid[:1], *history[1 - keep :]]
 
 
 def clean_stale(

@@ -5,6 +5,7 @@ each worker group must meet before it trains.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -72,6 +73,59 @@ def _every_from_word(value: Any) -> Any:
     return {"auto": True} if value == "auto" else value
 
 
+class Best(ConfigModel):
+    """The evaluation whose checkpoint is kept."""
+
+    metric: Name = Field("loss", description="Metric of the evaluation to compare.")
+    goal: Literal["min", "max"] = Field(
+        "min", description=("min if lower is better (loss), max if higher is better (accuracy).")
+    )
+
+
+class Keep(ConfigModel):
+    """Which committed checkpoints are kept; each field adds some to those of the others."""
+
+    last: int = Field(
+        DEFAULT_KEEP,
+        ge=1,
+        le=1000,
+        description=(
+            "Number of the last checkpoints. If the interval is auto, these are the newest one "
+            "and older ones that are at least five minutes apart."
+        ),
+    )
+    best: Best | None = Field(
+        None,
+        description=(
+            "The first checkpoint at or after the best evaluation so far; needs evaluateEverySteps."
+        ),
+    )
+    every: Count | None = Field(
+        None,
+        description="For ever, the first checkpoint at or after each multiple of this many steps.",
+    )
+
+    @classmethod
+    def of(cls, kept: int | Mapping[str, int]) -> Keep:
+        """What a script names."""
+        return cls.model_validate(_keep_from_number(kept))
+
+    @property
+    def is_number(self) -> bool:
+        """Whether a number says all."""
+        return self.best is None and self.every is None
+
+    @model_serializer(mode="wrap")
+    def _write(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any] | int:
+        """A number if it says all, as earlier trainers know it."""
+        return self.last if self.is_number else handler(self)
+
+
+def _keep_from_number(value: Any) -> Any:
+    """`keep: 3` means `{last: 3}`."""
+    return {"last": value} if type(value) is int else value
+
+
 class Checkpointing(ConfigModel):
     """When and how the state of the training is saved."""
 
@@ -86,13 +140,15 @@ class Checkpointing(ConfigModel):
         "async",
         description="async writes in the background; blocking pauses training for the write.",
     )
-    keep: int = Field(
-        DEFAULT_KEEP,
-        ge=1,
-        le=1000,
+    keep: Annotated[
+        Keep,
+        BeforeValidator(
+            _keep_from_number, json_schema_input_type=Annotated[int, Field(ge=1, le=1000)] | Keep
+        ),
+    ] = Field(
+        Keep(),
         description=(
-            "Number of committed checkpoints to keep. If the interval is auto, these are the "
-            "newest one and older ones that are at least five minutes apart."
+            "Committed checkpoints to keep: the number of the last ones, or {last, best, every}."
         ),
     )
     load: Literal["each", "broadcast"] = Field(
@@ -416,6 +472,8 @@ class Training(ConfigModel):
     def _compatible_settings(self) -> Training:
         if self.early_stop is not None and self.evaluate_every_steps is None:
             raise ValueError("earlyStop needs evaluateEverySteps")
+        if self.checkpoint.keep.best is not None and self.evaluate_every_steps is None:
+            raise ValueError("checkpoint.keep.best needs evaluateEverySteps")
         if self.offload == "cpu" and self.strategy not in ("fsdp", "hsdp"):
             raise ValueError(
                 f"offload: cpu needs strategy fsdp or hsdp, but {self.strategy} has no shards"

@@ -18,7 +18,7 @@ from kdist_trainer.checkpoint.checkpointer import FileCheckpointManager, WriteFi
 from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.interval import SaveClock, make_interval
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.config import Checkpointing, Every
+from kdist_trainer.config import Checkpointing, Every, Keep
 from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.metrics.rank_metrics import WallCategory
 from kdist_trainer.metrics.transport import Reporter
@@ -48,7 +48,7 @@ class FrameworkCheckpoints:
         """
         self._framework = framework
         self._reporter = reporter
-        self._config = Checkpointing(every=Every.of(every_seconds), keep=keep)
+        self._config = Checkpointing(every=Every.of(every_seconds), keep=Keep(last=keep))
         self._clock = SaveClock.from_environment(make_interval(self._config.every))
         self._every_steps = every_steps
         self._manager: FileCheckpointManager | None = None

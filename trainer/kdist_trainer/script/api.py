@@ -36,7 +36,7 @@ from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.interval import INTERVAL_EVENT, SaveClock, make_interval
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import open_location
-from kdist_trainer.config import DEFAULT_KEEP, Checkpointing, Every, TrainConfig
+from kdist_trainer.config import DEFAULT_KEEP, Checkpointing, Every, Keep, TrainConfig
 from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.metrics.transport import Reporter
@@ -159,7 +159,7 @@ class Checkpointer:
         every_seconds: int | Literal["auto"] = "auto",
         every_steps: int | None = None,
         mode: Literal["async", "blocking"] = "async",
-        keep: int = DEFAULT_KEEP,
+        keep: int | Mapping[str, int] = DEFAULT_KEEP,
     ) -> None:
         """Lock the job's checkpoint folder, and read `state` and `shared_state` of the newest
         checkpoint in it.
@@ -175,7 +175,8 @@ class Checkpointer:
                 least training time, and keeps checkpoints that are at least five minutes apart.
             every_steps: number of steps between two saves of `maybe_save`, in addition.
             mode: `async` writes while the script continues, `blocking` before `save` returns.
-            keep: number of checkpoints to keep.
+            keep: number of checkpoints to keep; or `{"last": 3, "every": 1000}`, which keeps for
+                ever the first one at or after each multiple of so many steps too.
 
         Raises:
             ConfigError: an object cannot be saved, or this process has an open `Checkpointer`.
@@ -187,7 +188,9 @@ class Checkpointer:
         )
         self._every_steps = every_steps
         self._script = ScriptState(self._objects, stateful or {})
-        config = Checkpointing(every=Every.of(every_seconds), mode=mode, keep=keep)
+        config = Checkpointing(every=Every.of(every_seconds), mode=mode, keep=Keep.of(keep))
+        if config.keep.best is not None:
+            raise ConfigError("keep: only a managed training has a best checkpoint")
         self._store = open_manager(CheckpointManager, config)
         self._group: CheckpointGroup | None = None
         self._agreement: SaveAgreement | None = None

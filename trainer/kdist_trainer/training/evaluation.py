@@ -92,9 +92,11 @@ def should_stop_early(ctx: TrainContext) -> bool:
 
     Raises:
         ConfigError: If the test split is a stream, or the workload does not report the metric that
-            early stopping watches.
+            early stopping watches or the best checkpoint is chosen by.
     """
     metrics = measure(ctx)
+    if best := ctx.settings.checkpoint.keep.best:
+        check_metric(metrics, best.metric, of="checkpoint.keep.best")
     should_stop = ctx.early_stopping.observe(metrics)
     # not before: a rank that leaves its group within the evaluation has it still to do
     ctx.state.evaluated = ctx.state.step
@@ -181,6 +183,15 @@ def _means(every: list[dict[str, tuple[float, int]]]) -> dict[str, float]:
     }
 
 
+def check_metric(metrics: Mapping[str, float], name: str, *, of: str) -> None:
+    """Raise `ConfigError` if an evaluation has no metric of the name that the section names."""
+    if name not in metrics:
+        raise ConfigError(
+            f"train.{of}.metric: the evaluation has no `{name}`; it has "
+            f"{', '.join(sorted(metrics)) or 'none'}"
+        )
+
+
 class EarlyStopping:
     """Counts evaluations without improvement. The metrics are equal on all ranks, so all ranks
     decide the same.
@@ -198,11 +209,7 @@ class EarlyStopping:
             ConfigError: If the workload does not report the metric.
         """
         name = self._settings.metric
-        if name not in metrics:
-            raise ConfigError(
-                f"train.earlyStop.metric: the evaluation has no `{name}`; it has "
-                f"{', '.join(sorted(metrics)) or 'none'}"
-            )
+        check_metric(metrics, name, of="earlyStop")
         value = metrics[name] if self._settings.goal == "min" else -metrics[name]
         if math.isfinite(value) and (
             self._best is None or value < self._best - self._settings.min_delta

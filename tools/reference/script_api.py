@@ -15,6 +15,8 @@ _TRAINER = Path(__file__).parents[2] / "trainer" / "kdist_trainer"
 _CLASSES = {
     "Reporter": _TRAINER / "metrics" / "transport.py",
     "Checkpointer": _TRAINER / "script" / "api.py",
+    "stop_requested": _TRAINER / "script" / "stop.py",
+    "StopRequest": _TRAINER / "script" / "stop.py",
 }
 _SECTION = re.compile(r"^(Args|Returns|Raises|Attributes):$", re.MULTILINE)
 _TITLES = {"Args": "Arguments"}
@@ -31,9 +33,10 @@ def render() -> str:
     parts = [_INTRODUCTION]
     for name, file in _CLASSES.items():
         body = ast.parse(file.read_text(encoding="utf-8")).body
-        (found,) = (each for each in body if isinstance(each, ast.ClassDef) and each.name == name)
+        kinds = (ast.ClassDef, ast.FunctionDef)
+        (found,) = (each for each in body if isinstance(each, kinds) and each.name == name)
         parts += [f"## {name}\n", _text(found)]
-        parts += _methods(found)
+        parts += _methods(found) if isinstance(found, ast.ClassDef) else ()
     return "\n".join(parts)
 
 

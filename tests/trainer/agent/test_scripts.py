@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import kdist_trainer
 from tests.house.tree import ROOT
 from tests.patience import soon
 from tests.trainer.agent.lab import Lab, descendants, is_alive, kill
@@ -239,6 +240,54 @@ def test_what_ends_a_process_that_a_script_has_started_is_reported_from_an_excep
             "a port that was taken, then a KeyError"
         )
         assert "KeyError: 'label'" in lab.record("node-0")["message"]
+
+
+STOPPING = """
+import json, os, pathlib, time
+import kdist_trainer
+
+folder, rank = pathlib.Path(os.environ["LAB"]), os.environ["RANK"]
+assert kdist_trainer.stop_requested() is None
+(folder / f"started-{rank}").touch()
+while (stop := kdist_trainer.stop_requested()) is None:
+    time.sleep(0.02)
+told = [time.time(), stop.deadline, stop.seconds_left]
+(folder / f"told-{rank}.json").write_text(json.dumps(told))
+"""
+
+
+@pytest.mark.processes
+def test_every_rank_of_a_script_learns_that_a_node_is_asked_to_end_and_when_it_is_killed(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STOPPING)
+    nodes, grace = {"min": 2, "max": 2}, 600
+    with Lab(
+        tmp_path,
+        nodes=nodes,
+        script={"path": str(script)},
+        terminationGracePeriodSeconds=grace,
+        rendezvousTimeoutSeconds=5,
+    ) as lab:
+        lab.start("node-0", "node-1")
+        for rank in range(2):
+            lab.wait((tmp_path / f"started-{rank}").exists, f"the start of rank {rank}")
+        asked = time.time()
+        lab.agents["node-0"].send_signal(signal.SIGTERM)
+        assert lab.end("node-0") == 200
+        files = [tmp_path / f"told-{rank}.json" for rank in range(2)]
+        lab.wait(lambda: all(one.exists() and one.read_bytes() for one in files), "both answers")
+        for at, deadline, left in map(json.loads, (file.read_bytes() for file in files)):
+            assert 0 <= deadline - asked - (grace - 5) <= at - asked
+            assert left == pytest.approx(deadline - at, abs=5)
+
+
+def test_a_script_outside_kdist_is_never_asked_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KDIST_SCRATCH", raising=False)
+    former = signal.getsignal(signal.SIGTERM)
+    assert kdist_trainer.stop_requested() is None
+    assert signal.getsignal(signal.SIGTERM) is former
 
 
 @pytest.mark.processes

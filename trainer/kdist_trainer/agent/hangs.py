@@ -433,6 +433,11 @@ class Watchdog:
         self._current_waits[local_rank] = wait
         self._waited_seconds[local_rank] = 0.0
 
+    def mark_stop(self, deadline: float) -> None:
+        """Tell all ranks of this node that they are to stop by this Unix time."""
+        for heartbeat in self._heartbeats:
+            heartbeat.mark_stop(deadline)
+
     def has_no_heartbeats(self) -> bool:
         """Whether no rank of this node has sent a heartbeat: of such a script only the collectives
         are known.

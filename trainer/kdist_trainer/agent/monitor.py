@@ -474,6 +474,7 @@ class WorkerMonitor:
         )
         self._secondary_since: float | None = None
         self._kill_at = math.inf
+        self._is_stop_told = False
         self._started = False
         self._running = False
         self._unreachable_since: float | None = None
@@ -503,6 +504,8 @@ class WorkerMonitor:
         self._update_state()
         self._forward_stop()
         polled = self._read_poll()
+        if "planned_stop" in polled.document and not self._is_stop_told:
+            self._tell_deadline(time.monotonic())  # of another node; here nobody is killed by then
         if self._has_failed_elsewhere(polled) or self._has_lost_a_node(polled):
             return self._end_after_peer_failure(polled)
         if self._apply_status(polled.status):
@@ -612,6 +615,7 @@ class WorkerMonitor:
             since: The monotonic time at which the grace period began.
         """
         self._terminated_at = time.monotonic()
+        self._kill_at = self._tell_deadline(since)
         if reason == STOP:  # before the request to a store that may be slow
             self.workers.signal(signal.SIGTERM)
         if reason is not None:
@@ -619,7 +623,13 @@ class WorkerMonitor:
             read_or_empty(lambda: plan(number, reason, rank_states=self._rank_states()))
         if reason != STOP:
             self.workers.signal(signal.SIGTERM)
-        self._kill_at = kill_deadline(since, self.config.termination_grace_period_seconds)
+
+    def _tell_deadline(self, since: float) -> float:
+        """Tell the ranks until when they are to stop; returns that, of the monotonic clock."""
+        self._is_stop_told = True
+        kill_at = kill_deadline(since, self.config.termination_grace_period_seconds)
+        self.watchdog.mark_stop(time.time() + kill_at - time.monotonic())
+        return kill_at
 
     def _is_connecting(self) -> bool:
         connecting = (Phase.START, Phase.RENDEZVOUS)

@@ -59,6 +59,8 @@ _CALL = struct.Struct(f"<QQQ{_TEXTS.size}sQ")  # number, sequence, elements, tex
 _OWNER_AT = 0
 _OPENED_AT = _OWNER_AT + _OWNER.size
 _GROUP_AT = _OPENED_AT + 8
+_STOP = struct.Struct("<d")
+_STOP_AT = _GROUP_AT + 8
 _BEAT_AT = 64  # each part is on its own cache line, since it may have its own writer thread
 _COLLECTIVE_AT = 128
 _BEAT_END = _BEAT_AT + _BEAT.size
@@ -148,7 +150,9 @@ def heartbeat_path(scratch: str | Path, local_rank: int | str) -> Path:
 
 
 class Heartbeat:
-    """One rank's heartbeat file, mapped. The rank is its only writer; any process may read it."""
+    """One rank's heartbeat file, mapped. The rank is its only writer, but for the request to stop,
+    which its agent writes; any process may read it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -199,6 +203,21 @@ class Heartbeat:
         """
         if _FLAG.unpack_from(self._map, _GROUP_AT)[0] != _GROUPS[True]:
             _FLAG.pack_into(self._map, _GROUP_AT, _GROUPS[group])
+
+    def mark_stop(self, deadline: float) -> None:
+        """Record, as the agent of the rank, that it is to stop by this Unix time."""
+        self._map[_STOP_AT : _STOP_AT + _STOP.size] = _STOP.pack(deadline)
+
+    @staticmethod
+    def read_stop(path: Path) -> float:
+        """The Unix time by which a rank is to stop; 0 if it is not. The file of each generation is
+        a new one.
+        """
+        try:
+            with path.open("rb", buffering=0) as file:
+                return float(_STOP.unpack(os.pread(file.fileno(), _STOP.size, _STOP_AT))[0])
+        except (OSError, struct.error):
+            return 0.0
 
     def enter(
         self,

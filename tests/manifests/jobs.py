@@ -75,6 +75,7 @@ FULL: dict[str, Any] = {
         ],
         "imagePullSecrets": ["registry"],
         "priorityClass": "high",
+        "activeDeadlineSeconds": 36_000,
         "terminationGracePeriodSeconds": 90,
         "ttlSecondsAfterFinished": 600,
         "rendezvousTimeoutSeconds": 500,

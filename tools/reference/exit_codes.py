@@ -28,7 +28,7 @@ _EXITS = {
     Exit.HOST_OOM: "a process was killed because the machine or the pod ran out of memory",
     Exit.MISMATCH: "the checkpoint is of another model or run, or the ranks disagree",
     Exit.NONFINITE: "loss or gradients are NaN or infinite",
-    Exit.BUDGET: "the limit of restarts is reached",
+    Exit.BUDGET: "the limit of restarts, or `activeDeadlineSeconds`, is reached",
     Exit.STOPPED: "asked to stop; the state is saved where that was possible",
     Exit.PEERS_LOST: "other nodes are lost or could not be reached",
     Exit.HANG: "a rank made no progress",

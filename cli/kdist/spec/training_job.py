@@ -37,6 +37,7 @@ from kdist_trainer.config import (
     Logs,
     NodeCount,
     Nodes,
+    PositiveSeconds,
     Preflight,
     Restart,
     Script,
@@ -182,6 +183,7 @@ class Spec(ConfigModel):
             "one with no permissions beyond its rendezvous."
         ),
     )
+    active_deadline_seconds: PositiveSeconds | None = shared("active_deadline_seconds")
     termination_grace_period_seconds: int = shared("termination_grace_period_seconds")
     ttl_seconds_after_finished: Seconds = Field(
         86_400, description=("Seconds after which the objects of a finished job are deleted.")

@@ -99,6 +99,24 @@ def test_generations_are_numbered_and_each_says_why_it_began(job: Job) -> None:
     assert job.open().reason == "resume"
 
 
+def test_a_job_is_active_anew_once_all_of_its_agents_were_stopped_and_not_after_a_loss(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[float] = []
+    for now, agents, is_stopped in [
+        (100.0, AGENTS, False),
+        (200.0, {"node-0": "c", "node-1": "d"}, True),  # both pods were lost
+        (300.0, {"node-0": "c", "node-1": "e"}, True),  # one node was drained
+        (400.0, {"node-0": "f", "node-1": "g"}, False),  # suspended and resumed
+    ]:
+        monkeypatch.setattr("kdist_trainer.agent.restart_policy.time.time", lambda now=now: now)
+        generation = job.open(agents)
+        began.append(generation.active_since)
+        if is_stopped:
+            job.agent_store.plan_stop(generation.number, "stop")
+    assert began == [100, 100, 100, 400]
+
+
 def test_the_next_group_is_told_how_much_training_no_checkpoint_holds(job: Job) -> None:
     assert job.open().environment[UNSAVED_VARIABLE] == "0.0"
     now = time.time()

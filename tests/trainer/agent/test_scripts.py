@@ -283,6 +283,31 @@ def test_every_rank_of_a_script_learns_that_a_node_is_asked_to_end_and_when_it_i
             assert left == pytest.approx(deadline - at, abs=5)
 
 
+@pytest.mark.processes
+def test_a_job_that_is_active_for_too_long_is_asked_to_stop_and_fails_for_good(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STOPPING)
+    with Lab(
+        tmp_path,
+        nodes={"min": 2, "max": 2},
+        script={"path": str(script)},
+        activeDeadlineSeconds=3,
+        maxRestarts=10,
+    ) as lab:
+        lab.start("node-0", "node-1")
+        assert [lab.end(node) for node in ("node-0", "node-1")] == [75, 75]
+        assert all((tmp_path / f"told-{rank}.json").exists() for rank in range(2))
+        for node in ("node-0", "node-1"):
+            record = lab.record(node)
+            assert (record["cause"], record["message"]) == (
+                "deadline",
+                "activeDeadlineSeconds (3 s) is over",
+            )
+        assert len(lab.ledger("generation")) == 1
+
+
 def test_a_script_outside_kdist_is_never_asked_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KDIST_SCRATCH", raising=False)
     former = signal.getsignal(signal.SIGTERM)

@@ -52,6 +52,8 @@ from kdist_trainer.rendezvous.stores import KubernetesStore
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
+    from kdist_trainer.config import TrainConfig
+
 
 _FINISHED, _SEEN = "finished/", "finish-seen/"
 _PAUSE_SECONDS = 1.0
@@ -266,6 +268,7 @@ class AgentStore:
         *,
         requested_at: str | None = None,
         unsaved_seconds: float = 0.0,
+        active_since: float = 0.0,
     ) -> None:
         """Record that a generation has begun, with the instance ids of its agents by node: the id
         of a restarted agent differs from that of its predecessor.
@@ -275,6 +278,7 @@ class AgentStore:
             agents: The instance ids, by node.
             requested_at: When a user last asked for the job to start again, if it matters.
             unsaved_seconds: The training time before it that no checkpoint holds.
+            active_since: When the job became active.
 
         Raises:
             RuntimeError: If other agents have begun it, such as while this one was paused.
@@ -285,6 +289,7 @@ class AgentStore:
                 raise RuntimeError(f"generation {number} was begun by other agents")
             if requested_at is not None:
                 document["requested_at"] = requested_at
+            document.setdefault("active_since", active_since)
             document.setdefault("unsaved", [round(time.time(), 3), unsaved_seconds])
 
         self._change_generation(number, edit)
@@ -415,6 +420,8 @@ PLANNED = (JOIN, RENEW)
 """The reasons of groups that the agents begin by themselves, without a failure or a request."""
 STOP = "stop"
 """Why a generation ends, if it is not for a node that joins: its agents were asked to stop."""
+DEADLINE = "deadline"
+"""The same: the job has been active for as long as it may be."""
 
 
 @dataclass(frozen=True)
@@ -455,6 +462,7 @@ class Generation:
         total_lost_steps: The steps that the run has lost since it began.
         committed_step: The step of the newest checkpoint as it begins; None without one.
         committed_at: When that was committed, in Unix seconds; None if that is not known.
+        active_since: When the job became active, in Unix seconds.
     """
 
     number: int
@@ -483,6 +491,16 @@ class Generation:
     total_lost_steps: int | None = None
     committed_step: int | None = None
     committed_at: float | None = None
+    active_since: float = 0.0
+
+    def is_past_deadline(self, config: TrainConfig) -> bool:
+        """Whether the job has been active for as long as it may be, less the time that it needs to
+        save: its grace period, but no more than a tenth.
+        """
+        limit, grace = config.active_deadline_seconds, config.termination_grace_period_seconds
+        if limit is None:
+            return False
+        return time.time() >= self.active_since + limit - min(grace, limit / 10)
 
     @property
     def restarts(self) -> int:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kdist_trainer import log
 from kdist_trainer.agent.coordination import (
+    DEADLINE,
     FAILURE,
     JOIN,
     RENEW,
@@ -474,7 +475,7 @@ class WorkerMonitor:
         )
         self._secondary_since: float | None = None
         self._kill_at = math.inf
-        self._is_stop_told = False
+        self._is_stop_told = self._is_past_deadline = False
         self._started = False
         self._running = False
         self._unreachable_since: float | None = None
@@ -503,6 +504,7 @@ class WorkerMonitor:
             return self._end_desynchronized(mismatch)
         self._update_state()
         self._forward_stop()
+        self._stop_at_deadline()
         polled = self._read_poll()
         if "planned_stop" in polled.document and not self._is_stop_told:
             self._tell_deadline(time.monotonic())  # of another node; here nobody is killed by then
@@ -533,6 +535,13 @@ class WorkerMonitor:
         managed = self.config.train is not None
         log.event("stopping", reason="asked to stop", saves=managed or opened)
         self._terminate(STOP, since=self.stop.requested_at)
+
+    def _stop_at_deadline(self) -> None:
+        """Have the workers save and stop once the job has been active for as long as it may be."""
+        if self._terminated_at is None and self.generation.is_past_deadline(self.config):
+            self._is_past_deadline = True
+            log.event("stopping", reason="activeDeadlineSeconds is over")
+            self._terminate(DEADLINE, since=time.monotonic())
 
     def _read_poll(self) -> PollResult:
         """The latest poll of the rendezvous; an empty one while the store is unreachable."""
@@ -603,7 +612,8 @@ class WorkerMonitor:
         """The run is over: kill the workers after a failure, let them finish after a success."""
         code = read_or_empty(self.agent_store.run_result).get("code")
         if code is not None:
-            grace = self.config.termination_grace_period_seconds if code == 0 else 0
+            saves = code == 0 or self._is_past_deadline  # or they do, as those that have ended it
+            grace = self.config.termination_grace_period_seconds if saves else 0
             self._kill_at = min(self._kill_at, time.monotonic() + grace)
 
     def _terminate(self, reason: str | None, *, since: float) -> None:
@@ -616,12 +626,12 @@ class WorkerMonitor:
         """
         self._terminated_at = time.monotonic()
         self._kill_at = self._tell_deadline(since)
-        if reason == STOP:  # before the request to a store that may be slow
+        if reason in (STOP, DEADLINE):  # before the request to a store that may be slow
             self.workers.signal(signal.SIGTERM)
         if reason is not None:
             plan, number = self.agent_store.plan_stop, self.generation.number
             read_or_empty(lambda: plan(number, reason, rank_states=self._rank_states()))
-        if reason != STOP:
+        if reason not in (STOP, DEADLINE):
             self.workers.signal(signal.SIGTERM)
 
     def _tell_deadline(self, since: float) -> float:

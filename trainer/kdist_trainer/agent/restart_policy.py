@@ -575,6 +575,7 @@ class RestartLedger(RunRecords):
             continues_in_place=not have_parted(events, failure, code=self._code),
             slow_start=slow_start,
             machine_faults=list_machine_faults([*events, *ended]),
+            active_since=find_active_since(document, agents, reason=reason),
             **self._read_clock(last, document, events, reason=reason, failure=failure),
             **coordination.sum_up_run(events, committed, reason=reason, lost_steps=lost),
         )
@@ -586,6 +587,7 @@ class RestartLedger(RunRecords):
                 agents,
                 requested_at=rule[0],
                 unsaved_seconds=generation.unsaved_seconds,
+                active_since=generation.active_since,
             )
             self.append_generation(generation, world_size)
         return generation
@@ -763,6 +765,16 @@ class RestartLedger(RunRecords):
         return FAILURE, failure or Failure.of_node(
             Cause.RENDEZVOUS, Exit.PEERS_LOST, "the worker group did not start", generation=last
         )
+
+
+def find_active_since(document: Document, agents: dict[str, str], *, reason: str) -> float:
+    """When a job became active, at the begin of a group after the one with this document: now, if
+    all agents are new after a stop, as when it was suspended.
+    """
+    stayed = document.get("agents", {}).items() & agents.items()
+    if "active_since" not in document or (reason == RESUME and not stayed):
+        return time.time()
+    return float(document["active_since"])
 
 
 AT_START: Final = "at_start"

@@ -126,6 +126,8 @@ class TerminationPolicy:
             self._handle_lost_store(error, generation, result, cause)
         if self._stop.requested:
             self._end_stopped(result, cause)
+        if generation.is_past_deadline(self._settings.config) and not self._is_done(result):
+            self._end_at_deadline(generation, result)
         if cause is not None:
             self._telemetry.group_failed(cause)
         elif self._all_done(generation, result):
@@ -265,6 +267,20 @@ class TerminationPolicy:
             )
         self._close()
         raise RunOutcome(final)
+
+    def _end_at_deadline(self, generation: Generation, result: GroupResult) -> NoReturn:
+        """End all agents, since the job has been active for as long as it may be."""
+        if result.kept:
+            self.leave_and_save()
+        step = self._ledger.committed_step()
+        message = (
+            f"activeDeadlineSeconds ({self._settings.config.active_deadline_seconds} s) is over"
+        )
+        message += f"; step {step} is saved" if step else ""
+        failure = Failure.of_node(
+            Cause.DEADLINE, Exit.BUDGET, message, generation=generation.number
+        )
+        self._end_failed(failure)
 
     def end_exhausted(self, generation: Generation) -> NoReturn:
         """End all agents because the restart budget is exhausted, or one failure repeats."""

@@ -139,6 +139,10 @@ GENERAL: Final[dict[Cause, Words]] = {
         "the job failed too often without progress: {message}",
         "fix the last failure, or raise spec.maxRestarts",
     ),
+    Cause.DEADLINE: Words(
+        "the job has used up its time: {message}",
+        "raise spec.activeDeadlineSeconds, then apply and restart: it goes on from its checkpoint",
+    ),
     Cause.HANG: Words(
         "{where} hung{collective}: {message}",
         "see the stacks in its log; spec.hangTimeoutSeconds is the limit",

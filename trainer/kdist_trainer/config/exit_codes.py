@@ -54,6 +54,7 @@ class Cause(StrEnum):
     PREFLIGHT = "preflight"
     DATA = "data"
     BUDGET = "budget"
+    DEADLINE = "deadline"
     DEVICE = "device"
     NODE = "node"
     NETWORK = "network"
@@ -115,6 +116,7 @@ FAULTS = {
     Cause.EARLY_EXIT: Fault.USER,
     Cause.NAN: Fault.USER,
     Cause.RETRY: Fault.USER,
+    Cause.DEADLINE: Fault.USER,
     Cause.DATA: Fault.DATA,
     Cause.MISMATCH: Fault.DATA,
     Cause.DEVICE: Fault.DEVICE,

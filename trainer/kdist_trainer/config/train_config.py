@@ -209,6 +209,14 @@ class TrainConfig(ConfigModel):
             "that resumes."
         ),
     )
+    active_deadline_seconds: PositiveSeconds | None = Field(
+        None,
+        exclude_if=lambda value: value is None,  # unknown to earlier trainers
+        description=(
+            "Time for which the job may be active: then it saves and fails. It begins when the "
+            "nodes have met, and again when a suspended job is resumed."
+        ),
+    )
     termination_grace_period_seconds: PositiveSeconds = Field(
         60,
         description="Seconds between the request to stop and a forced kill.",

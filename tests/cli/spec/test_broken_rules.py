@@ -71,6 +71,14 @@ BROKEN: dict[str, list[tuple[str, Any]]] = {
         ("tolerations", [{"key": "a", "operator": "Exists", "value": "b"}])
     ],
     "needs exactly one of path and module": [("train", None), ("script", {})],
+    "pattern is no regular expression: missing )": [
+        ("train", None),
+        ("script", {"path": "train.py", "progress": {"pattern": "(?P<step>"}}),
+    ],
+    "pattern needs the group (?P<step>...), and may have loss and target": [
+        ("train", None),
+        ("script", {"path": "train.py", "progress": {"pattern": "(?P<number>.)"}}),
+    ],
     "needs exactly one of epochs and steps": [("train", {"workload": "digits"})],
     "needs auto, seconds, steps, or steps with one of the others": [
         ("train", {"workload": "digits", "epochs": 1, "checkpoint": {"every": {}}})

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -145,6 +146,39 @@ def test_an_unchanged_script_shows_its_all_reduces_and_nothing_that_nobody_knows
         lab.tell("enough")
         assert lab.end("node-0") == 0
     check_that_nothing_is_claimed(text)
+
+
+PRINTING = """
+import os, pathlib, sys, time
+for step in range(10, 60, 10):
+    print(f"step {step}/50", end=" ")
+    print("loss", 1 / step)
+    sys.stderr.write(f"\\r{step}%")
+while not pathlib.Path(os.environ["LAB"], "enough").exists():
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.processes
+def test_steps_and_losses_are_found_in_what_an_unchanged_script_prints(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PRINTING)
+    pattern = r"step (?P<step>\d+)/(?P<target>\d+).*loss (?P<loss>[\d.]+)"
+    section = {"path": str(script), "progress": {"pattern": pattern}}
+    with Lab(tmp_path, procsPerNode=2, script=section) as lab:
+        lab.start("node-0")
+        lab.wait(lambda: (tmp_path / "node-0" / "agent.json").exists(), "the start of the agent")
+        lab.wait(lambda: "kdist_loss{" in read_metrics(lab, "node-0"), "the first loss")
+        reached = re.compile(r"^kdist_last_step\{.*\} 50$", re.MULTILINE)
+        lab.wait(lambda: reached.search(read_metrics(lab, "node-0")), "the last step")
+        text = read_metrics(lab, "node-0")
+        lab.tell("enough")
+        assert lab.end("node-0") == 0
+        assert lab.events("node-0", "progress")
+        assert "[rank0]: step 50/50 loss 0.02" in lab.logs()
+    assert 'kdist_loss{kdist_job="lab"} 0.02' in text
+    assert 'kdist_steps_total{kdist_job="lab",rank="0"} 41' in text, "the first line is one step"
+    assert 'kdist_steps_total{kdist_job="lab",rank="1"}' not in text
 
 
 UNEVEN = """

@@ -312,6 +312,8 @@ def _setup_process(settings: Settings) -> liveness.ParentDeathPipe:
     limit_threads(settings.config)
     if settings.config.script is not None:
         os.environ.setdefault("KDIST_COLLECTIVE_TIMING", settings.config.script.collective_timing)
+        if settings.config.script.progress is not None:
+            os.environ["KDIST_PROGRESS"] = settings.config.script.progress.pattern
         os.environ.setdefault("KDIST_TRACKER_IDENTITY", settings.config.script.tracker_identity)
     # StopSignals handles SIGTERM and SIGINT
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP"

@@ -38,6 +38,27 @@ have no effect on a fork of a process that has imported torch.
 """
 
 
+class PrintedSteps(ConfigModel):
+    """How the steps of a script are found in what it prints: `spec.script.progress`."""
+
+    pattern: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
+        description=(
+            "Regular expression of Python's for a line of rank 0, with the group `step`, and with "
+            "`loss` and `target` (the number of steps) if the line has them."
+        )
+    )
+
+    @model_validator(mode="after")
+    def _has_step(self) -> PrintedSteps:
+        try:
+            groups = re.compile(self.pattern).groupindex.keys()
+        except re.error as error:
+            raise ValueError(f"pattern is no regular expression: {error}") from None
+        if "step" not in groups or groups - {"step", "loss", "target"}:
+            raise ValueError("pattern needs the group (?P<step>...), and may have loss and target")
+        return self
+
+
 class Script(ConfigModel):
     """A torchrun script that runs unchanged: `spec.script`."""
 
@@ -60,6 +81,11 @@ class Script(ConfigModel):
         "on",
         exclude_if=lambda value: value == "on",  # unknown to earlier trainers
         description="Whether W&B and MLflow continue the run's curve after a restart.",
+    )
+    progress: PrintedSteps | None = Field(
+        None,
+        exclude_if=lambda value: value is None,  # unknown to earlier trainers
+        description="How steps and losses are found in what rank 0 prints, without a Reporter.",
     )
     preload: Literal["none", "torch"] = Field(
         "none",
@@ -325,7 +351,7 @@ class TrainConfig(ConfigModel):
         """The part stored in checkpoints: the `train` or `script` section as plain values, without
         what changes nothing that a script computes.
         """
-        unused = {"script": {"preload", "tracker_identity"}}
+        unused = {"script": {"preload", "progress", "tracker_identity"}}
         document = self.model_dump(mode="json", by_alias=True, exclude=unused)
         return {
             name: value

@@ -316,17 +316,32 @@ class Reporter:
                 `Checkpointer` has resumed.
             target_steps: Total number of steps.
         """
-        if self._path is None:
-            return
+        if self._path is not None:
+            number = step if step is not None else int(self.stats.last_step or 0) + 1
+            values = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate}
+            self._reach(number, values, samples=samples, target_steps=target_steps)
+
+    def _reach(
+        self,
+        step: int,
+        values: Mapping[str, float | None],
+        *,
+        count: int = 1,
+        samples: int = 0,
+        target_steps: int | None = None,
+    ) -> None:
+        """Report the last `count` steps up to this one, with so many samples each, and what is
+        known of the last one.
+        """
         if self._script is None:
             self._script = _Script(self._created_at)
-        stats = self.stats
-        number = step if step is not None else int(stats.last_step or 0) + 1
-        stats.add_step(self._script.take_step_seconds(), samples, number)
-        self._set(loss=loss, grad_norm=grad_norm, learning_rate=learning_rate)
+        seconds = self._script.take_step_seconds() / count
+        for number in range(step - count + 1, step + 1):
+            self.stats.add_step(seconds, samples, number)
+        self._set(**values)
         if target_steps is not None:
-            stats.target_steps = target_steps
-        self._script.report_progress(stats, number)
+            self.stats.target_steps = target_steps
+        self._script.report_progress(self.stats, step)
         self.send()
 
     def update(
@@ -371,7 +386,11 @@ class Reporter:
         self.flush()
 
     def _set(
-        self, *, loss: float | None, grad_norm: float | None, learning_rate: float | None
+        self,
+        *,
+        loss: float | None,
+        grad_norm: float | None = None,
+        learning_rate: float | None = None,
     ) -> None:
         stats = self.stats
         for name, value in (("loss", loss), ("grad_norm", grad_norm)):

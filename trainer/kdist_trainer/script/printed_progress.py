@@ -1,0 +1,76 @@
+"""Reports the steps and losses that an unmodified script prints, as its `Reporter` would: the job
+has the pattern of the lines (`script.progress`).
+
+Only what Python itself writes to standard output and standard error of rank 0 is looked at, in the
+process of the script, whose streams stay the objects that they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from kdist_trainer import log
+from kdist_trainer.metrics.transport import Reporter
+
+_LONGEST_LINE: Final = 2000
+"""Characters of a line that are looked at: a pattern may take long for many."""
+_MOST_STEPS: Final = 100_000
+"""Steps between two lines; more are another count."""
+_END: Final = re.compile(r"[\r\n]")
+
+
+class PrintedProgress(Reporter):
+    """Finds the steps in the output of this process. Thread-safe; raises nothing."""
+
+    def __init__(self, pattern: str) -> None:
+        super().__init__(min_interval_seconds=0.0)  # no other line may follow
+        self._pattern: re.Pattern[str] | None = re.compile(pattern)
+        self._rests: dict[str, str] = {}
+        self._last: int | None = None
+        self._lock, self._process = threading.RLock(), os.getpid()
+
+    def install(self) -> None:
+        """Look at all that is written from now on."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.write = self._observe(stream.write, stream.name)  # type: ignore[method-assign]
+
+    def _observe(self, write: Callable[[str], int], name: str) -> Callable[[str], int]:
+        def observed(text: str) -> int:
+            count = write(text)
+            self.feed(text, name)
+            return count
+
+        return observed
+
+    def feed(self, text: str, stream: str = "") -> None:
+        """Take in what was written to a stream, which need not be whole lines."""
+        if self._pattern is None or os.getpid() != self._process:
+            return
+        try:
+            with self._lock:
+                *lines, rest = _END.split(self._rests.get(stream, "") + text)
+                self._rests[stream] = rest[:_LONGEST_LINE]
+                for line in lines:
+                    if found := self._pattern.search(line[:_LONGEST_LINE]):
+                        self._report(found.groupdict())
+        except Exception as error:  # noqa: BLE001 - what a script prints must not end it
+            self._pattern = None
+            message = f"progress is not read any more: {type(error).__name__}: {error}"
+            log.warn("observer-failed", message=message)
+
+    def _report(self, found: dict[str, Any]) -> None:
+        step, loss = int(found["step"]), found.get("loss")
+        value = None if loss is None else float(loss)
+        count = 1 if self._last is None else step - self._last
+        if count <= 0:  # drawn again, or an evaluation of the same step
+            self.update(loss=value)
+            return
+        self._last = step
+        target = None if found.get("target") is None else int(found["target"])
+        count = count if count <= _MOST_STEPS else 1
+        self._reach(step, {"loss": value}, count=count, target_steps=target)

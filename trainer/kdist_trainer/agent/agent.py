@@ -42,7 +42,6 @@ from kdist_trainer.agent.coordination import (
 )
 from kdist_trainer.agent.exits import GroupResult, RunOutcome, failed, stopped
 from kdist_trainer.agent.hangs import RankActivity, Watchdog
-from kdist_trainer.agent.health_check import check_node
 from kdist_trainer.agent.monitor import AgentTelemetry, PollResult, RendezvousPoller, WorkerMonitor
 from kdist_trainer.agent.restart_policy import RestartLedger, SingleStart
 from kdist_trainer.agent.settings import C10D, FILE, KUBERNETES, Settings, identify_code
@@ -50,6 +49,7 @@ from kdist_trainer.agent.termination import TerminationPolicy, save_kept_state
 from kdist_trainer.agent.tracker_process import TrackerProcess
 from kdist_trainer.agent.worker_group import PrestartedWorkers, Survivors, WorkerProcesses
 from kdist_trainer.config import Cause, Exit
+from kdist_trainer.distributed.health_check import check_node
 from kdist_trainer.errors import KdistTrainerError, NodeFaultError
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.machine_faults import EXCLUDED
@@ -264,7 +264,13 @@ class ElasticAgent(ElasticAgentBase):
         """Raise `NodeFaultError` if this node fails its health check, and record it."""
         try:
             with self._stop.interruptible():
-                check_node(self._settings)
+                settings = self._settings
+                check_node(
+                    settings.config.preflight,
+                    node=settings.node,
+                    gpus=settings.gpus,
+                    code=settings.code,
+                )
         except NodeFaultError as error:
             log.error(EXCLUDED, message=str(error))
             failure = Failure.of_node(error.cause, error.code, str(error), node=self._settings.node)

@@ -3,7 +3,7 @@ of scripts. They import in advance: torch and what the first training step needs
 seconds of CPU time to import, which a run or a node pays once.
 
 The forkserver of agents (`Spawner`) replaces an agent that dies in milliseconds instead of the many
-seconds that its imports take on a busy machine. One shim per agent (`kdist_trainer.agent.shim`)
+seconds that its imports take on a busy machine. One shim per agent (`kdist_trainer.processes.shim`)
 requests it. The spawner and all agents end with its parent-death pipe. If it exits earlier, agents
 start by themselves.
 

@@ -38,7 +38,6 @@ from kdist_trainer.agent.settings import (
     name_interfaces,
     prepare_scratch,
 )
-from kdist_trainer.agent.shim import STARTED_AT
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import CODES
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError, classify
@@ -50,6 +49,7 @@ from kdist_trainer.metrics.persistence import counters_path
 from kdist_trainer.network.server import LOOPBACK, own_addresses, with_loopback
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.processes import descriptors, liveness, process_tree
+from kdist_trainer.processes.shim import STARTED_AT
 from kdist_trainer.processes.signals import StopRequested, StopSignals, kill_deadline
 
 _POLL_SECONDS = 0.2

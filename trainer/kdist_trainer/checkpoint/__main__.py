@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from kdist_trainer.checkpoint import retention, storage
+from kdist_trainer.checkpoint import commit, storage
 from kdist_trainer.checkpoint.ledger import EVENTS, FOLDER, STEPS, RunLedger
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import (
@@ -185,7 +185,7 @@ def describe(
     committed = directory.committed()
     counting = lock.find_valid()
     valid = [one.name for one in counting]
-    kept = retention.explain(counting, RunLedger(root))
+    kept = commit.explain_kept(counting, RunLedger(root))
     entries = [
         _entry(one, verify=verify, valid=one.name in valid, read=read)
         for one in committed

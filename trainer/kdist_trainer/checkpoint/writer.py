@@ -41,7 +41,7 @@ from torch.distributed.tensor import DTensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint import commit, reader, retention, storage, torch_internals
+from kdist_trainer.checkpoint import commit, reader, storage, torch_internals
 from kdist_trainer.checkpoint.commit import (
     DROPPED,
     CommitRequest,
@@ -655,7 +655,7 @@ class Writer:
                 seconds=seconds,
                 visible_seconds=visible,
                 bytes=result.nbytes,
-                **retention.note(self._ledger, result.step, **self._kept),
+                **commit.note_kept(self._ledger, result.step, **self._kept),
             )
             if self.bounds_events:
                 self._ledger.bound()

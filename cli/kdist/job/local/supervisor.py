@@ -372,7 +372,7 @@ class Supervisor:
                 agent.send(signal.SIGKILL)
 
 
-_AGENT, _SHIM = "kdist_trainer", "kdist_trainer.agent.shim"
+_AGENT, _SHIM = "kdist_trainer", "kdist_trainer.processes.shim"
 _SPAWNER = "kdist_trainer.agent.forkserver"
 
 

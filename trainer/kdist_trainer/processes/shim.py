@@ -1,4 +1,4 @@
-"""Represents one agent that the spawner forks: `python -m kdist_trainer.agent.shim`, then an
+"""Represents one agent that the spawner forks: `python -m kdist_trainer.processes.shim`, then an
 agent's command line.
 
 `kdist run` starts, signals and waits for this process as it would for the agent. The shim has the

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from kdist_trainer.agent import health_check
+from kdist_trainer.distributed import health_check
 from kdist_trainer.errors import DeviceFaultError
 from tests.trainer.agent.lab import Lab
 
@@ -96,5 +96,5 @@ def test_products_of_matrices_that_differ_are_a_fault_of_the_device(
 
 @pytest.mark.processes
 def test_the_check_of_gpus_passes_where_there_are_none() -> None:
-    command = [sys.executable, "-m", "kdist_trainer.agent.health_check"]
+    command = [sys.executable, "-m", "kdist_trainer.distributed.health_check"]
     assert subprocess.run(command, timeout=120).returncode == 0

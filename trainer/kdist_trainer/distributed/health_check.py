@@ -1,6 +1,6 @@
 """The health check of a node, before it joins a worker group: the job's own command, or for nodes
-with GPUs a second of matrix products, `python -m kdist_trainer.agent.health_check`. A node that
-fails it does not join.
+with GPUs a second of matrix products, `python -m kdist_trainer.distributed.health_check`. A node
+that fails it does not join.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from kdist_trainer.config import Preflight
 from kdist_trainer.errors import ConfigError, DeviceFaultError, NodeFaultError
-
-if TYPE_CHECKING:
-    from kdist_trainer.agent.settings import Settings
 
 _SECONDS: Final = 1.0
 _SIZE: Final = 4096
@@ -27,16 +25,17 @@ _TAIL: Final = 2000  # bytes of the output's end
 _LINES: Final = 5
 
 
-def check_node(settings: Settings) -> None:
-    """Run the health check of this node, if it has one.
+def check_node(preflight: Preflight | None, *, node: str, gpus: int, code: Path | None) -> None:
+    """Run the health check of this node, if it has one: `gpus` that the job asks for, or the job's
+    command in its folder `code`.
 
     Raises:
         NodeFaultError: It has failed or takes too long; has its last lines.
         ConfigError: The job's command cannot be run.
     """
-    preflight = settings.config.preflight or Preflight()
+    preflight = preflight or Preflight()
     command = preflight.command
-    if command is None and settings.gpus:
+    if command is None and gpus:
         command = [sys.executable, "-m", __name__]
     if command is None:
         return
@@ -47,7 +46,7 @@ def check_node(settings: Settings) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=settings.code,
+                cwd=code,
                 start_new_session=True,
             )
         except OSError as error:
@@ -65,7 +64,7 @@ def check_node(settings: Settings) -> None:
     if process.returncode == 0:
         return
     told = " | ".join(line.strip() for line in lines[-_LINES:] if line.strip())
-    raise NodeFaultError(f"the health check of node {settings.node} {how}{told and f': {told}'}")
+    raise NodeFaultError(f"the health check of node {node} {how}{told and f': {told}'}")
 
 
 def multiply(devices: Sequence[str], *, seconds: float = _SECONDS, size: int = _SIZE) -> int:

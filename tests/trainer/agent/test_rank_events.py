@@ -23,6 +23,7 @@ NOT_OF_RANKS = (
     "metrics/persistence.py",
     "rendezvous/exchange.py",
     "network/",
+    "tracker/",
 )
 
 

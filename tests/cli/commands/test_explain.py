@@ -35,10 +35,9 @@ def test_a_section_shows_its_type_default_sentence_and_fields(kdist: Kdist) -> N
         "         training time; in seconds; in steps; or steps with one of the others.\n"
         '  mode   <async or blocking> default "async"\n'
         "         async writes in the background; blocking pauses training for the write.\n"
-        "  keep   <int> default 3\n"
-        "         Number of committed checkpoints to keep. If the interval is auto, these are the "
-        "newest one\n"
-        "         and older ones that are at least five minutes apart.\n"
+        "  keep   <int or mapping> default 3\n"
+        "         Committed checkpoints to keep: the number of the last ones, or "
+        "{last, best, every}.\n"
         '  load   <each or broadcast> default "each"\n'
         "         each: every rank reads its own part; broadcast: rank 0 reads and sends it to the "
         "others.\n"

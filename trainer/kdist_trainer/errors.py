@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kdist_trainer.causes.host import REPLICAS_DIFFER
+from kdist_trainer.causes.row import HEALTH_CHECK
 from kdist_trainer.causes.search import (
     Classification,
     Origin,
@@ -78,9 +79,9 @@ class DeviceFaultError(KdistTrainerError):
 
 
 class NodeFaultError(KdistTrainerError):
-    """This node cannot train: its driver, its kernel or its limits; another node may."""
+    """This node has failed its health check; another node may train."""
 
-    cause, code = Cause.NODE, Exit.NODE
+    cause, code, signature = Cause.NODE, Exit.NODE, HEALTH_CHECK
 
 
 class Retry(KdistTrainerError):  # noqa: N818 - what a script says, not what went wrong

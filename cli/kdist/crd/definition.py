@@ -126,6 +126,8 @@ def _several_types(forms: Sequence[Mapping[str, Any]]) -> Schema:
 def _limits(form: Mapping[str, Any]) -> Schema:
     found = {key: form[key] for key in _SAME if key in form}
     if "pattern" in found:
+        if re.search(r"(?<!\\)\[(\\.|[^]\\])*\\w", found["pattern"]):
+            raise ValueError(f"\\w stands in a class of {found['pattern']}: write (\\w|.) instead")
         # in Go `\\w` is ASCII; in a job file it is any letter
         found["pattern"] = re.sub(r"\\w", r"[\\pL\\pM\\p{Nd}\\p{Pc}]", found["pattern"])
     if found.get("maximum", 0) > _EXACT:

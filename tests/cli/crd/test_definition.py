@@ -80,6 +80,17 @@ def test_every_field_has_one_type_or_keeps_what_it_is_given() -> None:
             assert node["description"].endswith("."), path
 
 
+def test_the_api_server_takes_the_names_of_error_types() -> None:
+    pattern = NODES["spec.restart.rules[].onErrors[]"]["pattern"]
+    word = re.escape(r"[\pL\pM\p{Nd}\p{Pc}]")
+    assert not re.search(rf"\[[^]]*{word}", pattern), "Go has no class in a class"
+    name = re.compile(re.sub(word, r"\\w", pattern))
+    assert all(map(name.match, ("ValueError", "torch.OutOfMemoryError")))
+    assert not name.match("torch.")
+    with pytest.raises(ValueError, match="class"):
+        convert({"type": "string", "pattern": r"^[a-z\w]$"})
+
+
 @pytest.mark.parametrize("field", list(reference.root().walk()), ids=lambda field: field.path)
 def test_a_limit_of_the_model_is_the_api_servers_too(field: reference.Field) -> None:
     if field.path.startswith("metadata.") or field.path not in NODES:

@@ -15,11 +15,11 @@ from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.agent.coordination import AgentStore, Generation
 from kdist_trainer.agent.restart_policy import RestartLedger, count_repeats, count_restarts
+from kdist_trainer.causes import BY_NAME
 from kdist_trainer.checkpoint.interval import UNSAVED_VARIABLE
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.config.exit_codes import Fault, Rerun
 from kdist_trainer.config.train_config import MACHINES, RESTARTS
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.object_store.store import ObjectLocation, ObjectPath, ObjectStore
@@ -402,9 +402,11 @@ def test_failures_that_differ_or_come_from_outside_are_chance_and_slow_down_from
         assert generation.repeats == (failure.message != "rank 1 was killed by SIGKILL")
 
 
-def broken(generation: int, *, cause: Cause = Cause.DEVICE, rerun: Rerun = Rerun.AGAIN) -> Failure:
-    failure = replace(killed(generation), cause=cause, fault=Fault.DEVICE, rerun=rerun)
-    return replace(failure, message="AcceleratorError: CUDA error: uncorrectable ECC error")
+def broken(generation: int, *, signature: str = "cuda-ecc") -> Failure:
+    row = BY_NAME[signature]
+    failure = replace(killed(generation), cause=row.cause, fault=row.fault, rerun=row.rerun)
+    message = "AcceleratorError: CUDA error: uncorrectable ECC error"
+    return replace(failure, signature=signature, message=message)
 
 
 def test_faults_of_machines_spend_a_limit_of_their_own_however_alike_they_are(job: Job) -> None:
@@ -427,8 +429,21 @@ def test_faults_of_machines_spend_a_limit_of_their_own_however_alike_they_are(jo
 
 def test_a_kernel_that_may_be_the_users_spends_the_jobs_own_limit(job: Job) -> None:
     job.open()
-    job.agent_store.post_failures(1, [broken(1, rerun=Rerun.BLOCKING)])
+    job.agent_store.post_failures(1, [broken(1, signature="cuda-illegal-access")])
     assert job.open().counts == {RESTARTS: 1}
+
+
+@pytest.mark.parametrize("signature", ["no-driver", "no-threads", "gloo-interface"])
+def test_mistakes_of_the_job_or_its_image_spend_its_own_limit_and_end_it_at_the_third(
+    job: Job, signature: str
+) -> None:
+    job.max_restarts = 10
+    for number in (1, 2, 3):
+        last = job.open()
+        assert (last.exhausted, last.machine_faults) == (False, [])
+        job.agent_store.post_failures(number, [broken(number, signature=signature)])
+    last = job.open()
+    assert (last.exhausted, last.repeats, last.counts) == (True, 3, {RESTARTS: 3})
 
 
 def test_a_node_that_is_asked_to_end_costs_nothing_once_it_has_trained(job: Job) -> None:

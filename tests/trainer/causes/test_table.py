@@ -75,6 +75,13 @@ def test_nothing_of_the_machines_is_called_the_users(judged: list[dict[str, Any]
     assert wrong == []
 
 
+def test_few_failures_are_certainly_the_machines() -> None:
+    assert {row.name for row in TABLE if row.of_machine} == {
+        *("cuda-ecc", "cuda-nvlink", "cuda-contained", "cuda-system"),
+        *("nccl-fabric", "nvml-lost", "xid"),
+    }
+
+
 def test_in_kdists_frames_a_missing_file_is_not_the_users(judged: list[dict[str, Any]]) -> None:
     found = [one for row, one in of_rows(judged) if row.only_users and one["place"] == "in_kdist"]
     assert found

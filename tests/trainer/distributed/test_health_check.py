@@ -6,14 +6,19 @@ import json
 import subprocess
 import sys
 import urllib.request
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from kdist_trainer.agent.agent import ElasticAgent
 from kdist_trainer.distributed import health_check
-from kdist_trainer.errors import DeviceFaultError
+from kdist_trainer.errors import DeviceFaultError, NodeFaultError
+from kdist_trainer.formats.machine_faults import EXCLUDED, FAULT, list_machine_faults
 from tests.trainer.agent.lab import Lab
 
 ELASTIC = {"min": 1, "max": 2}
@@ -63,26 +68,79 @@ def test_a_check_that_takes_too_long_is_ended_with_all_that_it_has_started(tmp_p
 
 
 @pytest.mark.processes
-def test_a_check_that_does_not_exist_is_the_jobs_own_fault(tmp_path: Path) -> None:
-    with Lab(tmp_path, preflight={"command": ["/no/such/check"]}) as lab:
+@pytest.mark.parametrize("command", [["/no/such/check"], ["sh", "-c", "/no/such/check"]])
+def test_a_check_that_does_not_exist_is_the_jobs_own_fault(
+    command: list[str], tmp_path: Path
+) -> None:
+    with Lab(tmp_path, preflight={"command": command}) as lab:
         lab.start("node-0")
         assert lab.end("node-0") == 64
         assert "spec.preflight.command cannot be run" in lab.record("node-0")["message"]
 
 
 @pytest.mark.processes
-def test_a_node_is_checked_again_after_a_fault_of_its_gpu(tmp_path: Path) -> None:
+def test_a_node_is_checked_again_after_a_fault_of_its_gpu_which_is_shown_meanwhile(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\nerror = torch.AcceleratorError('CUDA error: uncorrectable ECC error')\n"
         "error.error_code = 214\nraise error\n"
     )
-    check = f"test ! -e {tmp_path}/seen || exit 1; touch {tmp_path}/seen"
+    wait = f"while ! test -e {tmp_path}/go; do sleep 0.1; done"
+    check = f"cd {tmp_path}; test ! -e seen || {{ touch again; {wait}; exit 1; }}; touch seen"
     preflight = {"command": ["sh", "-c", check]}
     with Lab(tmp_path, maxRestarts=1, preflight=preflight, script={"path": str(script)}) as lab:
-        lab.start("node-0")
+        lab.start("node-0", KDIST_MACHINE="gpu-8")
+        lab.wait(lambda: (tmp_path / "again").exists(), "the second check")
+        (faults,) = read_status(lab, "node-0")["machine_faults"]
+        assert (faults["machine"], faults["faults"], faults["cause"]) == ("gpu-8", 1, "device")
+        lab.tell("go")
         assert lab.end("node-0") == 205
         assert len(lab.ledger("failure")) == 0, "the group that would record it did not form"
+        told = [one for name in (FAULT, EXCLUDED) for one in lab.ledger(name)]
+        assert [(one["cause"], one["fault"]) for one in told] == [("device",) * 2, ("node",) * 2]
+
+
+def test_kept_ranks_keep_their_gpus_and_are_saved_before_the_node_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+
+    def check(*_: object, gpus: int, **__: object) -> None:
+        asked.append(gpus)
+        raise NodeFaultError("it failed")
+
+    monkeypatch.setattr("kdist_trainer.agent.agent.check_node", check)
+    agent: Any = ElasticAgent.__new__(ElasticAgent)
+    agent._settings, agent._stop, agent._ledger, agent._telemetry = (Mock() for _ in range(4))
+    agent._settings.gpus, agent._stop.interruptible = 8, nullcontext
+    agent._termination = SimpleNamespace(leave_and_save=lambda: asked.append("saved"))
+    for kept in ({}, {0: 7}):
+        agent._survivors = SimpleNamespace(kept=kept)
+        with pytest.raises(NodeFaultError):
+            agent._next_generation()
+    assert asked == [8, 0, "saved"]
+
+
+def test_memory_that_another_process_holds_is_no_fault_of_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors = iter([torch.OutOfMemoryError("CUDA out of memory. Tried"), RuntimeError("Xid 79")])
+
+    def multiply(_: object) -> None:
+        raise next(errors)
+
+    monkeypatch.setattr(health_check, "multiply", multiply)
+    health_check.main()
+    with pytest.raises(RuntimeError, match="Xid"):
+        health_check.main()
+
+
+def test_a_fault_that_was_written_twice_counts_once() -> None:
+    event = {"event": "failure", "fault": "device", "machine": "gpu-8", "generation": 3, "time": 9}
+    events = [{**event, "event": FAULT}, event, event, {**event, "generation": 4}]
+    assert [each["faults"] for each in list_machine_faults(events)] == [2]
 
 
 def test_products_of_matrices_that_differ_are_a_fault_of_the_device(

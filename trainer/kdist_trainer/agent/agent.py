@@ -38,9 +38,8 @@ from kdist_trainer.agent.coordination import (
     AgentStore,
     Generation,
     choose_rank_to_renew,
-    failure_to_event,
 )
-from kdist_trainer.agent.exits import GroupResult, RunOutcome, failed, stopped
+from kdist_trainer.agent.exits import GroupResult, RunOutcome, failed, root_cause, stopped
 from kdist_trainer.agent.hangs import RankActivity, Watchdog
 from kdist_trainer.agent.monitor import AgentTelemetry, PollResult, RendezvousPoller, WorkerMonitor
 from kdist_trainer.agent.restart_policy import RestartLedger, SingleStart
@@ -52,7 +51,7 @@ from kdist_trainer.config import Cause, Exit
 from kdist_trainer.distributed.health_check import check_node
 from kdist_trainer.errors import KdistTrainerError, NodeFaultError
 from kdist_trainer.formats.json_text import encode_json
-from kdist_trainer.formats.machine_faults import EXCLUDED
+from kdist_trainer.formats.machine_faults import EXCLUDED, FAULT
 from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.signals import StopRequested, StopSignals
@@ -198,8 +197,11 @@ class ElasticAgent(ElasticAgentBase):
             while True:
                 generation = self._next_generation()
                 result = self._run_workers(generation)
-                self._is_checked = not any(each.is_of_machine for each in result.failures.values())
+                fault = root_cause(each for each in result.failures.values() if each.is_of_machine)
                 self._termination.decide(generation, result)
+                if fault is not None:
+                    self._is_checked = False
+                    self._tell_fault(fault, FAULT)
         except RunOutcome as outcome:
             self.record = outcome.record
         except dist.DistError as error:
@@ -223,9 +225,14 @@ class ElasticAgent(ElasticAgentBase):
     def _next_generation(self) -> Generation:
         """Join the rendezvous and agree on the next generation. Raises `RunOutcome`."""
         self._alive_at = None
-        self._settings.require_gpus()
-        if not self._is_checked:
-            self._check_health()
+        try:
+            self._settings.require_gpus()
+            if not self._is_checked:
+                self._check_health()
+        except KdistTrainerError:
+            if self._survivors.kept:  # they end with this agent
+                self._termination.leave_and_save()
+            raise
         with suppress(StopRequested), self._stop.interruptible():
             self._prestarted.prepare(self._workers, self._count_running)
         self._telemetry.rendezvous_started()
@@ -262,22 +269,28 @@ class ElasticAgent(ElasticAgentBase):
 
     def _check_health(self) -> None:
         """Raise `NodeFaultError` if this node fails its health check, and record it."""
+        settings = self._settings
         try:
-            with self._stop.interruptible():
-                settings = self._settings
+            # a request to stop ends the wait for other nodes, which follows
+            with suppress(StopRequested), self._stop.interruptible():
                 check_node(
                     settings.config.preflight,
                     node=settings.node,
-                    gpus=settings.gpus,
+                    gpus=0 if self._survivors.kept else settings.gpus,  # which those hold
                     code=settings.code,
                 )
         except NodeFaultError as error:
             log.error(EXCLUDED, message=str(error))
-            failure = Failure.of_node(error.cause, error.code, str(error), node=self._settings.node)
-            with suppress(RuntimeError):  # a store that is away
-                self._ledger.append_event(**{**failure_to_event(failure), "event": EXCLUDED})
+            failure = Failure.of_node(error.cause, error.code, str(error), node=settings.node)
+            self._tell_fault(replace(failure, signature=error.signature), EXCLUDED)
             raise
         self._is_checked = True
+
+    def _tell_fault(self, fault: Failure, event: str) -> None:
+        """Write a fault of this machine by this event, and show it in `/status`."""
+        with suppress(RuntimeError):  # a store that is away
+            self._ledger.append_fault(fault, event)
+            self._telemetry.show_machine_faults(self._ledger.list_machine_faults())
 
     def _count_running(self) -> int:
         """The number of nodes of a group that runs without this node; 0 if there is none."""

@@ -507,6 +507,14 @@ class RestartLedger(RunRecords):
         self.append_failure(failure, **start, **waited, **code)
         return describe_slow_start([*events, {**failure_to_event(failure), **start}])
 
+    def append_fault(self, failure: Failure, name: str) -> None:
+        """Write a fault of this agent's machine, by the event of this name."""
+        self.append_event(**{**failure_to_event(failure), "event": name})
+
+    def list_machine_faults(self) -> list[dict[str, Any]]:
+        """The faults of machines so far."""
+        return list_machine_faults(self._read())
+
     def append_failure(self, failure: Failure, **known: Any) -> None:
         """Write the failure that ended a generation, with what else is `known` of it."""
         self.append_event(**failure_to_event(failure), **known)

@@ -189,6 +189,7 @@ COLLECTIVES = (
         "restart the fabric manager of the node; NCCL_NVLS_ENABLE=0 does without",
         "nvidia/nccl/lib/libnccl.so.2 Failed to bind NVLink SHARP (NVLS) Multicast memory",
         "NCCL error: Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152",
+        of_machine=True,
     ),
     _lost(
         "nccl-system",

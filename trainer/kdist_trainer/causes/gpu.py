@@ -49,8 +49,10 @@ def _late(name: str, number: int, text: str, enumerator: str, line: int) -> Row:
     return _row(name, Cause.DEVICE, _BLOCKING, _of(number, text, enumerator, line, **overrides))
 
 
-def _node(name: str, number: int, text: str, enumerator: str, line: int) -> Row:
-    return _row(name, Cause.NODE, _DRIVER, _of(number, text, enumerator, line))
+def _node(
+    name: str, number: int, text: str, enumerator: str, line: int, **overrides: object
+) -> Row:
+    return _row(name, Cause.NODE, _DRIVER, _of(number, text, enumerator, line, **overrides))
 
 
 def _mps(name: str, number: int, text: str, enumerator: str, line: int) -> Row:
@@ -149,7 +151,12 @@ NUMBERED = (
         ),
     ),
     _device(
-        "cuda-ecc", 214, "uncorrectable ECC error encountered", "cudaErrorECCUncorrectable", 635
+        "cuda-ecc",
+        214,
+        "uncorrectable ECC error encountered",
+        "cudaErrorECCUncorrectable",
+        635,
+        of_machine=True,
     ),
     _node(
         "cuda-exclusive",
@@ -171,6 +178,7 @@ NUMBERED = (
         "uncorrectable NVLink error detected during the execution",
         "cudaErrorNvlinkUncorrectable",
         670,
+        of_machine=True,
     ),
     _node(
         "cuda-ptx-version",
@@ -185,6 +193,7 @@ NUMBERED = (
         "Invalid access of peer GPU memory over nvlink or a hardware error",
         "cudaErrorContained",
         713,
+        of_machine=True,
     ),
     _node(
         "cuda-os-call",
@@ -242,7 +251,14 @@ NUMBERED = (
     _late("cuda-program-counter", 718, "invalid program counter", "cudaErrorInvalidPc", 913),
     _late("cuda-launch-failure", 719, "unspecified launch failure", "cudaErrorLaunchFailure", 924),
     _node("cuda-not-permitted", 800, "operation not permitted$", "cudaErrorNotPermitted", 946),
-    _node("cuda-system", 802, "system not yet initialized", "cudaErrorSystemNotReady", 961),
+    _node(  # its fabric manager does not run
+        "cuda-system",
+        802,
+        "system not yet initialized",
+        "cudaErrorSystemNotReady",
+        961,
+        of_machine=True,
+    ),
     _node(
         "cuda-driver-mismatch",
         803,
@@ -353,9 +369,14 @@ WORDED = (
         r"GPU is lost|GPU has fallen off the bus|GPU_IS_LOST",
         "NVML nvml.h NVML_ERROR_GPU_IS_LOST",
         "NVML: GPU is lost",
+        of_machine=True,
     ),
     _device_message(
-        "xid", r"\bXid\b", "the kernel log of the NVIDIA driver, NVRM: Xid", "NVRM: Xid 79"
+        "xid",
+        r"\bXid\b",
+        "the kernel log of the NVIDIA driver, NVRM: Xid",
+        "NVRM: Xid 79",
+        of_machine=True,
     ),
     _device_message(
         "cuda-driver",

@@ -54,6 +54,8 @@ class Row:
         fault: Whose fault it is; by default that of its cause.
         rerun: How a run may be started again.
         method: The workload's method that is at fault.
+        of_machine: Whether the machine itself is broken: no mistake of the job or of its image
+            looks like this, so the failure is counted for the machine, not for the job.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Row:
     fault: Fault = Fault.UNKNOWN
     rerun: Rerun = Rerun.AGAIN
     method: str = ""
+    of_machine: bool = False
     pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -224,6 +227,8 @@ SLOW: Final = Words(
     "script, train.recovery: inPlace and nodes.standby where nodes are lost one by one; "
     "checkpoint.every only limits what a loss costs",
 )
+HEALTH_CHECK: Final = "health-check"
+"""The signature of a node that has failed its health check."""
 UNLOADABLE: Final = Words(
     "the state of this training could not be given back: {message}",
     "change what the message names: a checkpoint must be able to give back all that it saves",

@@ -176,7 +176,7 @@ class RestartRule(ConfigModel):
     )
     on_errors: (
         Annotated[
-            list[Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z_][\w.]*$")]],
+            list[Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z_]\w*(\.\w+)*$")]],
             Field(min_length=1, max_length=64),
         ]
         | None

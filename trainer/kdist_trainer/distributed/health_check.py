@@ -16,13 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from kdist_trainer.config import Preflight
-from kdist_trainer.errors import ConfigError, DeviceFaultError, NodeFaultError
+from kdist_trainer.config import Cause, Preflight
+from kdist_trainer.errors import ConfigError, DeviceFaultError, NodeFaultError, classify
 
 _SECONDS: Final = 1.0
 _SIZE: Final = 4096
 _TAIL: Final = 2000  # bytes of the output's end
 _LINES: Final = 5
+_NOT_RUN: Final = (126, 127)  # what a shell says of a command that is missing or no program
 
 
 def check_node(preflight: Preflight | None, *, node: str, gpus: int, code: Path | None) -> None:
@@ -64,7 +65,10 @@ def check_node(preflight: Preflight | None, *, node: str, gpus: int, code: Path 
     if process.returncode == 0:
         return
     told = " | ".join(line.strip() for line in lines[-_LINES:] if line.strip())
-    raise NodeFaultError(f"the health check of node {node} {how}{told and f': {told}'}")
+    told = f"the health check of node {node} {how}{told and f': {told}'}"
+    if preflight.command is not None and process.returncode in _NOT_RUN:
+        raise ConfigError(f"spec.preflight.command cannot be run: {told}")
+    raise NodeFaultError(told)
 
 
 def multiply(devices: Sequence[str], *, seconds: float = _SECONDS, size: int = _SIZE) -> int:
@@ -85,7 +89,16 @@ def multiply(devices: Sequence[str], *, seconds: float = _SECONDS, size: int = _
     return rounds
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Check all GPUs of this node."""
     from torch.cuda import device_count
 
-    multiply([f"cuda:{index}" for index in range(device_count())])
+    try:
+        multiply([f"cuda:{index}" for index in range(device_count())])
+    except RuntimeError as error:
+        if classify(error)[0] is not Cause.OOM_DEVICE:  # another process may hold the memory
+            raise
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.causes.row import fill_advice
+from kdist_trainer.causes import BY_NAME
+from kdist_trainer.causes.row import HEALTH_CHECK, fill_advice
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import FAULTS, Fault, Rerun
 from kdist_trainer.errors import find, find_place
@@ -93,9 +94,9 @@ class Failure:
 
     @property
     def is_of_machine(self) -> bool:
-        """Whether a device or a node is at fault, and not perhaps the user's code."""
-        is_certain = self.rerun is not Rerun.BLOCKING and self.cause is not Cause.PREEMPTED
-        return is_certain and self.fault in (Fault.DEVICE, Fault.NODE)
+        """Whether the machine is broken, and not perhaps the job or its image at fault."""
+        row = BY_NAME.get(self.signature)
+        return self.signature == HEALTH_CHECK or (row is not None and row.of_machine)
 
     @property
     def permanent(self) -> bool:

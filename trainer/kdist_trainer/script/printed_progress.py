@@ -12,16 +12,20 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kdist_trainer import log
 from kdist_trainer.metrics.transport import Reporter
+from kdist_trainer.processes.liveness import Phase
 
 _LONGEST_LINE: Final = 2000
 """Characters of a line that are looked at: a pattern may take long for many."""
 _MOST_STEPS: Final = 100_000
 """Steps between two lines; more are another count."""
+_HIGHEST_STEP: Final = 1 << 53
+"""Steps are sent as floats, and written to the heartbeat as integers of 64 bits."""
 _END: Final = re.compile(r"[\r\n]")
+_Number = TypeVar("_Number", int, float)
 
 
 class PrintedProgress(Reporter):
@@ -32,6 +36,7 @@ class PrintedProgress(Reporter):
         self._pattern: re.Pattern[str] | None = re.compile(pattern)
         self._rests: dict[str, str] = {}
         self._last: int | None = None
+        self._has_warned = False
         self._lock, self._process = threading.RLock(), os.getpid()
 
     def install(self) -> None:
@@ -64,13 +69,35 @@ class PrintedProgress(Reporter):
             log.warn("observer-failed", message=message)
 
     def _report(self, found: dict[str, Any]) -> None:
-        step, loss = int(found["step"]), found.get("loss")
-        value = None if loss is None else float(loss)
-        count = 1 if self._last is None else step - self._last
-        if count <= 0:  # drawn again, or an evaluation of the same step
-            self.update(loss=value)
+        step, target = self._read(_read_step, found["step"]), found.get("target")
+        loss = self._read(float, found.get("loss"))
+        if step is None or (self._last is not None and step <= self._last):
+            # drawn again, an evaluation, or a count that begins again with each epoch
+            self.begin(Phase.STEP)
+            self.update(loss=loss)
             return
+        count = 1 if self._last is None else step - self._last
         self._last = step
-        target = None if found.get("target") is None else int(found["target"])
         count = count if count <= _MOST_STEPS else 1
-        self._reach(step, {"loss": value}, count=count, target_steps=target)
+        target_steps = self._read(_read_step, target)
+        self._reach(step, {"loss": loss}, count=count, target_steps=target_steps)
+
+    def _read(self, read: Callable[[str], _Number], text: str | None) -> _Number | None:
+        """The number that a line has; None if it has none, or one that cannot be read."""
+        if text is None:
+            return None
+        try:
+            return read(text)
+        except (ValueError, OverflowError):
+            if not self._has_warned:
+                message = f"progress has a line with {text[:50]!r}, which is no number for it"
+                log.warn("observer-failed", message=message)
+            self._has_warned = True
+            return None
+
+
+def _read_step(text: str) -> int:
+    """The number of a step. Raises `ValueError`."""
+    if abs(step := int(text)) > _HIGHEST_STEP:
+        raise ValueError(f"step {step} is too high")
+    return step

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,25 @@ from kdist_trainer.training.context import TrainContext
 from kdist_trainer.workload import WorkloadContext
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import Small, describe, done, losses, train, train_here
+
+
+class Scalars(Small):
+    """Its summary has numbers of NumPy and torch."""
+
+    def summarize(self, means: dict[str, float]) -> dict[str, Any]:
+        return {"accuracy": np.float32(0.5), "perplexity": torch.tensor(2.0), **means}
+
+
+@pytest.mark.processes
+def test_a_summary_of_numpy_and_torch_is_kept_as_numbers(tmp_path: Path) -> None:
+    keep = {"last": 1, "best": {"metric": "accuracy", "goal": "max"}}
+    checkpoint = {"every": {"steps": 2}, "mode": "blocking", "keep": keep}
+    section = {"epochs": 1, "evaluateEverySteps": 2, "checkpoint": checkpoint}
+    document = describe(workload=f"{__name__}:Scalars", **section)
+    assert train_here(document, tmp_path, 1) == ["done"]
+    ledger = RunLedger(tmp_path / "checkpoints")
+    metrics = next(one["metrics"] for one in ledger.events() if one["event"] == "evaluated")
+    assert (metrics["accuracy"], metrics["perplexity"]) == (0.5, 2.0)
 
 
 class Unswapped(Small):

@@ -168,9 +168,9 @@ def evaluate(ctx: TrainContext) -> dict[str, float] | None:
                 before = sums.get(name, (0.0, 0))
                 sums[name] = (before[0] + float(total), before[1] + count)
     ctx.strategy.reshard()
-    return ctx.workload.summarize(
-        _means(world.all_gather_object(sums if ctx.strategy.is_counted else {}))
-    )
+    means = _means(world.all_gather_object(sums if ctx.strategy.is_counted else {}))
+    # NumPy's and torch's numbers would be in no event, and choose no checkpoint
+    return {name: float(value) for name, value in ctx.workload.summarize(means).items()}
 
 
 def _means(every: list[dict[str, tuple[float, int]]]) -> dict[str, float]:

@@ -8,6 +8,7 @@ import math
 import os
 import threading
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,24 @@ def test_the_best_checkpoint_stays_after_its_evaluation_has_left_the_ledger(root
         3: ["last"],
         1: ["best"],
     }
+
+
+@pytest.mark.parametrize("error", [OSError("input/output error"), ValueError("no such number")])
+def test_a_commit_is_noted_and_listed_where_it_cannot_be_told_what_is_kept(
+    root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    store = opened(root, keep=Keep(last=1, best=Best()))
+    with monkeypatch.context() as patch:
+        patch.setattr(commit, "find_best", fail)
+        with suppress(ValueError):  # pruning has its own reasons
+            save(store, 1)
+    noted = [one for one in RunLedger(root).events() if one["event"] == "commit"]
+    assert [(one["step"], "keep" in one) for one in noted] == [(1, False)]
+    monkeypatch.setattr(commit, "explain_kept", fail)
+    assert [one["kept"] for one in describe(root)["checkpoints"]] == [[]]
 
 
 def test_the_checkpoint_that_latest_names_is_never_pruned(

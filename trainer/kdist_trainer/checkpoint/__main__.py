@@ -185,7 +185,9 @@ def describe(
     committed = directory.committed()
     counting = lock.find_valid()
     valid = [one.name for one in counting]
-    kept = commit.explain_kept(counting, RunLedger(root))
+    kept: dict[str, list[str]] = {}
+    with suppress(OSError, ValueError):  # the checkpoints are listed in any case
+        kept = commit.explain_kept(counting, RunLedger(root))
     entries = [
         _entry(one, verify=verify, valid=one.name in valid, read=read)
         for one in committed

@@ -648,6 +648,9 @@ class Writer:
 
     def _record(self, result: SaveResult) -> None:
         seconds, visible = round(result.total_seconds, 4), round(result.visible_seconds, 4)
+        noted: dict[str, Any] = {}
+        with suppress(OSError, ValueError):  # whatever the ledger is like, the commit is noted
+            noted = commit.note_kept(self._ledger, result.step, **self._kept)
         try:
             self._ledger.append(
                 "commit",
@@ -655,7 +658,7 @@ class Writer:
                 seconds=seconds,
                 visible_seconds=visible,
                 bytes=result.nbytes,
-                **commit.note_kept(self._ledger, result.step, **self._kept),
+                **noted,
             )
             if self.bounds_events:
                 self._ledger.bound()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from kdist_trainer.agent.exits import (
     count_oom_kills,
     read_count,
 )
+from kdist_trainer.agent.monitor import WorkerMonitor
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.instrumentation.fault_handler import stacks_path
 from kdist_trainer.ipc import failure, result
@@ -39,6 +43,29 @@ def context(
         snapshots=[snapshot(), snapshot(step, inside=inside)],
         **fields,
     )
+
+
+@pytest.mark.parametrize(
+    ("record", "is_late", "grace"),
+    [
+        ({"code": 0}, False, 60),
+        ({"code": 75, "cause": "deadline"}, False, 60),
+        ({"code": 75, "cause": "budget"}, False, 0),
+        ({"code": 70, "cause": "user-code"}, True, 60),
+        ({}, False, math.inf),
+    ],
+)
+def test_ranks_may_save_where_another_node_has_ended_the_run_at_its_deadline(
+    record: dict[str, Any], is_late: bool, grace: float
+) -> None:
+    node: Any = SimpleNamespace(
+        agent_store=SimpleNamespace(run_result=lambda: record),
+        config=SimpleNamespace(termination_grace_period_seconds=60),
+        _is_past_deadline=is_late,
+        _kill_at=math.inf,
+    )
+    WorkerMonitor._apply_run_result(node)
+    assert node._kill_at == pytest.approx(time.monotonic() + grace, abs=10)
 
 
 CODES = [

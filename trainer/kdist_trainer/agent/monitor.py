@@ -63,7 +63,7 @@ from kdist_trainer.agent.hangs import (
 )
 from kdist_trainer.agent.restart_policy import RULE
 from kdist_trainer.agent.worker_group import Survivors, WorkerProcesses
-from kdist_trainer.config import TrainConfig
+from kdist_trainer.config import Cause, TrainConfig
 from kdist_trainer.config.train_config import RESTARTS
 from kdist_trainer.instrumentation.fault_handler import stacks_path
 from kdist_trainer.ipc import result
@@ -609,10 +609,14 @@ class WorkerMonitor:
         return False
 
     def _apply_run_result(self) -> None:
-        """The run is over: kill the workers after a failure, let them finish after a success."""
-        code = read_or_empty(self.agent_store.run_result).get("code")
-        if code is not None:
-            saves = code == 0 or self._is_past_deadline  # or they do, as those that have ended it
+        """The run is over: kill the workers after a failure, let them finish after a success, and
+        save at the deadline.
+        """
+        record = read_or_empty(self.agent_store.run_result)
+        if (code := record.get("code")) is not None:
+            # at the deadline all save, also where another node was the first to end the run
+            is_late = self._is_past_deadline or record.get("cause") == Cause.DEADLINE
+            saves = code == 0 or is_late
             grace = self.config.termination_grace_period_seconds if saves else 0
             self._kill_at = min(self._kill_at, time.monotonic() + grace)
 

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.agent.coordination import AgentStore, Generation
 from kdist_trainer.agent.restart_policy import RestartLedger, count_repeats, count_restarts
+from kdist_trainer.agent.termination import open_generation
 from kdist_trainer.causes import BY_NAME
 from kdist_trainer.checkpoint.interval import UNSAVED_VARIABLE
 from kdist_trainer.checkpoint.ledger import RunLedger
@@ -115,6 +116,40 @@ def test_a_job_is_active_anew_once_all_of_its_agents_were_stopped_and_not_after_
         if is_stopped:
             job.agent_store.plan_stop(generation.number, "stop")
     assert began == [100, 100, 100, 400]
+
+
+def test_a_suspended_job_is_active_anew_however_its_stop_is_judged(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_at(now: float, name: str) -> Generation:
+        monkeypatch.setattr("kdist_trainer.agent.restart_policy.time.time", lambda: now)
+        return job.open({"node-0": name})
+
+    assert open_at(100.0, "a").active_since == 100
+    job.agent_store.plan_stop(1, "stop", rank_states=[{"step": -1, "sequence": 0}])
+    second = open_at(200.0, "b")
+    assert (second.reason, second.active_since) == ("failure", 200), "its ranks started only"
+    job.agent_store.plan_stop(2, "stop")
+    job.agent_store.post_failures(2, [killed(2)])
+    third = open_at(300.0, "c")
+    assert (third.reason, third.active_since) == ("failure", 300)
+    job.agent_store.plan_stop(3, "deadline")
+    assert open_at(400.0, "d").active_since == 300, "nobody has suspended it"
+
+
+@pytest.mark.parametrize(("stays", "expected"), [(True, 100), (False, 300)])
+def test_a_save_of_what_one_node_has_kept_leaves_the_time_of_the_job_as_it_is(
+    job: Job, monkeypatch: pytest.MonkeyPatch, stays: bool, expected: float
+) -> None:
+    monkeypatch.setattr("kdist_trainer.agent.restart_policy.time.time", lambda: 100.0)
+    job.open()
+    job.agent_store.post_failures(1, [lost_peer(1)])
+    ledger, own = job.ledger(), {"node-0": AGENTS["node-0"]}
+    number = open_generation(1, job.agent_store, ledger, agents=own, step=5)
+    assert job.agent_store.generation(number)["active_since"] == 100
+    monkeypatch.setattr("kdist_trainer.agent.restart_policy.time.time", lambda: 300.0)
+    later = {"node-0": "c", "node-1": AGENTS["node-1"] if stays else "d"}
+    assert job.open(later).active_since == expected
 
 
 def test_the_next_group_is_told_how_much_training_no_checkpoint_holds(job: Job) -> None:

@@ -269,6 +269,7 @@ class AgentStore:
         requested_at: str | None = None,
         unsaved_seconds: float = 0.0,
         active_since: float = 0.0,
+        agents_before: dict[str, str] | None = None,
     ) -> None:
         """Record that a generation has begun, with the instance ids of its agents by node: the id
         of a restarted agent differs from that of its predecessor.
@@ -279,6 +280,7 @@ class AgentStore:
             requested_at: When a user last asked for the job to start again, if it matters.
             unsaved_seconds: The training time before it that no checkpoint holds.
             active_since: When the job became active.
+            agents_before: Those of the generation before, if it only saves what one of them kept.
 
         Raises:
             RuntimeError: If other agents have begun it, such as while this one was paused.
@@ -290,6 +292,8 @@ class AgentStore:
             if requested_at is not None:
                 document["requested_at"] = requested_at
             document.setdefault("active_since", active_since)
+            if agents_before is not None:
+                document["agents_before"] = agents_before
             document.setdefault("unsaved", [round(time.time(), 3), unsaved_seconds])
 
         self._change_generation(number, edit)

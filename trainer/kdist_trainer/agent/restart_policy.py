@@ -48,6 +48,7 @@ from kdist_trainer.agent.coordination import (
     PLANNED,
     RESUME,
     START,
+    STOP,
     AgentStore,
     Document,
     Generation,
@@ -583,7 +584,7 @@ class RestartLedger(RunRecords):
             continues_in_place=not have_parted(events, failure, code=self._code),
             slow_start=slow_start,
             machine_faults=list_machine_faults([*events, *ended]),
-            active_since=find_active_since(document, agents, reason=reason),
+            active_since=find_active_since(document, agents),
             **self._read_clock(last, document, events, reason=reason, failure=failure),
             **coordination.sum_up_run(events, committed, reason=reason, lost_steps=lost),
         )
@@ -775,14 +776,15 @@ class RestartLedger(RunRecords):
         )
 
 
-def find_active_since(document: Document, agents: dict[str, str], *, reason: str) -> float:
+def find_active_since(document: Document, agents: dict[str, str]) -> float:
     """When a job became active, at the begin of a group after the one with this document: now, if
-    all agents are new after a stop, as when it was suspended.
+    that was stopped as planned and no agent of it stayed, as when the job was suspended, however
+    the stop is judged otherwise; also if it has not begun in this store.
     """
-    stayed = document.get("agents", {}).items() & agents.items()
-    if "active_since" not in document or (reason == RESUME and not stayed):
-        return time.time()
-    return float(document["active_since"])
+    before = {*document.get("agents", {}).items(), *document.get("agents_before", {}).items()}
+    is_resumed = document.get("planned_stop") == STOP and not before & agents.items()
+    since = float(document.get("active_since", 0.0))
+    return time.time() if is_resumed or not since else since
 
 
 AT_START: Final = "at_start"

@@ -511,8 +511,14 @@ def open_generation(
         RuntimeError: If other agents have begun the generation after `former`.
     """
     number = former + 1
-    newest = max(step, agent_store.generation(former).get("kept_step", 0))
-    agent_store.open_generation(number, agents)
+    document = agent_store.generation(former)
+    newest = max(step, document.get("kept_step", 0))
+    agent_store.open_generation(
+        number,
+        agents,
+        active_since=document.get("active_since", 0.0),
+        agents_before=document.get("agents", {}),
+    )
     agent_store.plan_stop(number, STOP)
     agent_store.post_kept_step(number, newest)
     ledger.append_generation(

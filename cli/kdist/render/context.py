@@ -128,6 +128,9 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
     nodes, name, queue = settings.pop("nodes"), job.metadata.name, job.spec.queue
     # how often agents, pods and Jobs may start again
     pods = backends.backoff_limit(job)
+    limit = job.spec.active_deadline_seconds
+    if limit is not None:
+        limit += job.spec.rendezvous_timeout_seconds + job.spec.termination_grace_period_seconds
     limits = {"restart": job.restart_limit, "backoff": pods, "job_backoff": 100 * pods}
     return values | {
         "fetchers": [f"{FETCHER}{source.name}" for source in list_sources(job.spec)],
@@ -150,6 +153,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "replaced_whole": "jobset" in backend.parts and not backends.is_elastic(job),
         "procs": TracedValue(str(job.spec.procs_per_node), "spec.procsPerNode"),
         **{f"{each}_limit": TracedValue(n, "spec.maxRestarts") for each, n in limits.items()},
+        "backstop_seconds": TracedValue(limit, "spec"),
         "permanent_codes": backends.list_permanent_codes(),
         "rendezvous": placement.rendezvous,
         "rendezvous_suffix": RENDEZVOUS_SUFFIX,

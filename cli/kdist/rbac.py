@@ -201,7 +201,7 @@ NEEDS: tuple[Need, ...] = (
         (*_on("patch", "v1", "ConfigMap"), *_on("create delete", "v1", "Pod")),
         "create patch delete",
     ),
-    Need("recover --avoid", "edit", _on("delete", "v1", "Pod"), "create delete"),
+    Need("recover --avoid", "edit", _on("delete", "v1", "Pod"), "create patch delete"),
     Need(
         "delete",
         "edit",

@@ -10,13 +10,13 @@ that has ended. Its priority is that of the job's pods, which preempt it if thei
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from dataclasses import asdict, replace
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from kdist import rbac
-from kdist.cluster import ApiError, JobObjects, find_makers
+from kdist.cluster import JobObjects, find_makers
 from kdist.errors import Code, KdistError, UsageError
 from kdist.job.cluster.snapshot import or_none
 from kdist.manifest import AVOID_LABEL, JOB_LABEL, MANAGED_BY, OWNER, mark
@@ -52,14 +52,20 @@ def name_marker(job: str, node: str) -> str:
 def avoid(
     target: AppliedJob, wanted: AvoidedNode, *, dry_run: bool = False, change: bool = True
 ) -> list[str]:
-    """Keep the job's pods from a node, unless they are already, and delete those that are there, so
-    that they save and start elsewhere; returns their names. Without `change` nothing is sent, with
-    `dry_run` the server only checks it.
+    """Keep the job's pods from a node, if a person asks for as long as that says, and delete those
+    that were there before, so that they save and start elsewhere; returns their names. Without
+    `change` nothing is sent, with `dry_run` the server only checks it.
 
-    Raises `UsageError` for a node that does not exist, and `KdistError` if the job has no pod that
-    would stay away from it, rights are missing (FORBIDDEN), or the marker gets no pod (TIMEOUT).
+    Raises `UsageError` for a node that does not exist, `ForeignError` for a marker that is not the
+    job's, and `KdistError` if the job has no pod that would stay away from it, rights are missing
+    (FORBIDDEN), the marker gets no pod (TIMEOUT), or a pod that came after the marker stays there.
     """
     cluster, job, node = target.cluster, target.name, wanted.node
+    if pinned := documents.text(target.job.spec.pod_template, "spec", "nodeName"):
+        raise KdistError(
+            f"podTemplate names a node for the pods of {job}: they would come back to {pinned}",
+            hint="remove spec.nodeName from podTemplate, and restart the job",
+        )
     makers = find_makers(cluster, target.backend, target.workload())
     objects = JobObjects(cluster, replace(target.owner, backend="", makers=makers))
     pods = cluster.list("v1", "Pod", selector=target.backend.pod_selector(job))
@@ -77,24 +83,40 @@ def avoid(
         raise UsageError(
             f"--avoid {node}: there is no such node", next_command=target.command("status")
         )
-    leaving = {
-        documents.name(pod): documents.text(pod, "metadata", "uid")
+    alive = [
+        pod
         for pod in there
         if documents.text(pod, "status", "phase") not in ("Succeeded", "Failed")
         and not documents.text(pod, "metadata", "deletionTimestamp")
+    ]
+    marker = or_none(lambda: cluster.get(*_JOB, name_marker(job, node)))
+    if marker is not None:
+        objects.owner.check(marker, api_version=_JOB[0], kind=_JOB[1])
+    # a scheduler that puts a pod next to the marker would do so again
+    since = _created(marker) or math.inf
+    staying = [documents.name(pod) for pod in alive if (_created(pod) or 0.0) > since]
+    leaving = {
+        name: documents.text(pod, "metadata", "uid")
+        for pod in alive
+        if (name := documents.name(pod)) not in staying
     }
     if change:
-        rights = [Right(verb, *_JOB) for verb in ("create", "delete")]
-        rbac.require(cluster, [*rights, *rbac.on_pods("delete")])
-        try:
+        verbs = ("create" if marker is None else "patch", "delete")
+        rbac.require(cluster, [*(Right(each, *_JOB) for each in verbs), *rbac.on_pods("delete")])
+        if marker is None:
             objects.create(_make_marker(target, [*there, *pods][0], wanted), dry_run=dry_run)
-        except ApiError as error:
-            if error.status != HTTPStatus.CONFLICT:
-                raise
+        elif wanted.faults is None:
+            _extend(objects, marker, wanted, dry_run=dry_run)
         if not dry_run:
             _wait_for_pod(target, name_marker(job, node))
-        for pod, uid in leaving.items():
-            objects.remove("v1", "Pod", pod, uid=uid, dry_run=dry_run)
+        for name, uid in leaving.items():
+            objects.remove("v1", "Pod", name, uid=uid, dry_run=dry_run)
+    if staying:
+        raise KdistError(
+            f"{', '.join(staying)} came to {node} after that was marked, and stays: the scheduler "
+            f"does not keep to the podAntiAffinity of {job}, so another pod could follow",
+            hint="look at schedulerName in podTemplate",
+        )
     return list(leaving)
 
 
@@ -110,6 +132,24 @@ def allow(target: AppliedJob, node: str, *, dry_run: bool = False, change: bool 
         rbac.require(target.cluster, [Right("delete", *_JOB)])
         objects = JobObjects(target.cluster, replace(target.owner, backend=""))
         objects.remove(*_JOB, name, dry_run=dry_run)
+
+
+def _created(document: Document | None) -> float | None:
+    return documents.moment(document, "metadata", "creationTimestamp")
+
+
+def _extend(objects: JobObjects, marker: Document, wanted: AvoidedNode, *, dry_run: bool) -> None:
+    """Let a marker that is there already end when a person wants it."""
+    started = documents.moment(marker, "status", "startTime") or _created(marker) or time.time()
+    body = {
+        "metadata": {"annotations": {AVOIDED: _describe(wanted)}},
+        "spec": {"activeDeadlineSeconds": max(1, round(wanted.until - started))},
+    }
+    objects.change(*_JOB, documents.name(marker), body, dry_run=dry_run)
+
+
+def _describe(wanted: AvoidedNode) -> str:
+    return encode_json(asdict(wanted), ensure_ascii=False)
 
 
 def _refuses_markers(pod: Document, job: str) -> bool:
@@ -158,7 +198,7 @@ def _make_marker(target: AppliedJob, pod: Document, wanted: AvoidedNode) -> dict
             "labels": {**labels, JOB_LABEL: job},
             "annotations": {
                 OWNER: mark(job, _JOB[1], name),
-                AVOIDED: encode_json(asdict(wanted), ensure_ascii=False),
+                AVOIDED: _describe(wanted),
             },
             "ownerReferences": [dict(find_owning_resource(target.config_map) or own)],
         },

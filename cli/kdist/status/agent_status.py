@@ -207,7 +207,16 @@ def _read_peers(document: object) -> PeerStatus | None:
 def read_machine_faults(document: object, name: str) -> tuple[MachineFaults, ...]:
     """The faults of machines under this name; those without a machine are left out."""
     found = [each for each in documents.items(document, name) if documents.text(each, "machine")]
-    return tuple(MachineFaults(**documents.read_fields(MachineFaults, each)) for each in found)
+    counts = [clamp_faults(documents.integer(each, "faults") or 0) for each in found]
+    return tuple(
+        MachineFaults(**documents.read_fields(MachineFaults, each, faults=faults))
+        for each, faults in zip(found, counts, strict=True)
+    )
+
+
+def clamp_faults(faults: int) -> int:
+    """A number of faults that somebody tells, within what the status of a TrainingJob takes."""
+    return min(max(0, faults), _MOST_FAULTS)
 
 
 def _read_failure(document: object) -> LastFailure | None:
@@ -325,6 +334,7 @@ def _first(values: Iterable[_T | None]) -> _T | None:
 RANKS: Final = 256
 """Ranks of one agent, which are those of one node."""
 PEERS: Final = 4096
+_MOST_FAULTS: Final = 1_000_000
 _WORD: Final = 64
 _LINE: Final = 256
 _LINES: Final = 64

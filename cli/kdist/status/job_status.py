@@ -19,6 +19,7 @@ from kdist.status.agent_status import (
     LastFailure,
     MachineFaults,
     RankStatus,
+    clamp_faults,
     newest_generation,
 )
 from kdist.status.documents import Document
@@ -108,6 +109,7 @@ class Nodes:
 AVOIDED: Final = "kdist.dev/avoided"
 """Annotation of the Job that keeps a job's pods from a node: an `AvoidedNode` as JSON."""
 _LATEST: Final = 2.0**33
+_LONGEST_NODE: Final = 253
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,10 @@ class AvoidedNode:
 
     @classmethod
     def read(cls, marker: Document, *, job: str) -> AvoidedNode | None:
-        """What an object says of a node; None if it has ended, or is no marker of this job."""
-        ended = any(documents.condition(marker, each) for each in ("Complete", "Failed"))
-        if ended or find_owner(marker, "Job") != job:
+        """What an object says of a node; None if it keeps no pod away, because its own has ended or
+        was never made, or is no marker of this job.
+        """
+        if not documents.integer(marker, "status", "active") or find_owner(marker, "Job") != job:
             return None
         try:
             found = parse_json(documents.annotation(marker, AVOIDED))
@@ -133,7 +136,11 @@ class AvoidedNode:
             return None
         until = documents.number(found, "until") or 0.0
         until = until if 0 <= until < _LATEST else 0.0  # whoever may change the Job can write it
-        return cls(**documents.read_fields(cls, found, until=until))
+        if not 0 < len(documents.text(found, "node")) <= _LONGEST_NODE:
+            return None
+        faults = documents.integer(found, "faults")
+        faults = None if faults is None else clamp_faults(faults)
+        return cls(**documents.read_fields(cls, found, until=until, faults=faults))
 
     def __str__(self) -> str:
         reason = f": {self.reason}" if self.reason else ""

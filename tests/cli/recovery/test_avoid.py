@@ -17,13 +17,14 @@ from kdist.errors import Code
 from kdist.recovery import avoidance, name_marker
 from kdist.render.overlay import violations
 from kdist.status import AVOIDED, JobStatus
+from kdist.status.agent_status import read_machine_faults
 from tests.cli.cluster.api import Api, Asked, Reply, refusal
 from tests.cli.cluster.conftest import serve
-from tests.cli.conftest import Kdist
+from tests.cli.conftest import JOB, Kdist
 from tests.cli.diagnose.scenes import scene
 from tests.cli.recovery.cluster import FIRST, SECOND, BrokenCluster
 from tests.cli.recovery.test_recover import Send, api, send
-from tests.cli.status.objects import Document, pod, unscheduled
+from tests.cli.status.objects import Document, at, pod, unscheduled
 
 __all__ = ["api", "send", "serve"]
 
@@ -204,6 +205,62 @@ def test_no_pod_is_deleted_before_the_marker_has_its_own(
     assert deleted(api) == []
 
 
+def test_a_node_that_is_avoided_already_is_avoided_for_the_time_of_the_last_command(
+    broken: BrokenCluster, send: Send, kdist: Kdist
+) -> None:
+    send()
+    assert kdist("recover", "digits", "--avoid=worker-2", "--for=1h").exit_code == Code.OK
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 600))
+    broken.objects[MARKER]["status"]["startTime"] = started
+    result = kdist("recover", "digits", "--avoid=worker-2", "--for=7d")
+    assert result.exit_code == Code.OK, result.stderr
+    assert "worker-2 is avoided for 7d" in result.stdout
+    marker = broken.objects[MARKER]
+    assert abs(marker["spec"]["activeDeadlineSeconds"] - 7 * 86_400 - 600) < 60
+    wanted = json.loads(marker["metadata"]["annotations"][AVOIDED])
+    assert abs(wanted["until"] - time.time() - 7 * 86_400) < 60
+
+
+def test_a_job_of_somebody_else_with_the_name_of_the_marker_is_left_alone(
+    api: Api, broken: BrokenCluster, send: Send, kdist: Kdist
+) -> None:
+    send()
+    broken.put(MARKER, {"metadata": {"name": MARKER.rpartition("/")[2]}, "status": {"active": 1}})
+    before = copy.deepcopy(broken.objects)
+    result = kdist("recover", "digits", "--avoid=worker-2")
+    assert result.exit_code == Code.ERROR
+    assert "does not belong to job digits" in result.stderr
+    assert broken.objects == before
+    assert deleted(api) == []
+
+
+def test_a_pod_that_came_after_the_marker_stays(
+    api: Api, broken: BrokenCluster, send: Send, kdist: Kdist
+) -> None:
+    send()
+    assert kdist("recover", "digits", "--avoid=worker-2").exit_code == Code.OK
+    broken.objects[MARKER]["metadata"]["creationTimestamp"] = at(60)
+    metadata = broken.objects[SECOND]["metadata"]
+    del metadata["deletionTimestamp"]
+    metadata["creationTimestamp"] = at(10)
+    result = kdist("recover", "digits", "--avoid=worker-2")
+    assert result.exit_code == Code.ERROR
+    assert "digits-1-abcde came to worker-2 after that was marked" in result.stderr
+    assert deleted(api) == [SECOND], "once"
+
+
+@pytest.mark.parametrize("job", [f"{JOB}  podTemplate: {{spec: {{nodeName: worker-2}}}}\n"])
+def test_pods_whose_template_names_a_node_are_refused(
+    api: Api, broken: BrokenCluster, send: Send, kdist: Kdist
+) -> None:
+    send()
+    result = kdist("recover", "digits", "--avoid=worker-2")
+    assert result.exit_code == Code.ERROR
+    assert "podTemplate names a node for the pods of digits" in result.stderr
+    assert MARKER not in broken.objects
+    assert deleted(api) == []
+
+
 def test_a_missing_right_is_named_before_a_marker_is_made(
     broken: BrokenCluster, send: Send, kdist: Kdist
 ) -> None:
@@ -214,12 +271,16 @@ def test_a_missing_right_is_named_before_a_marker_is_made(
     assert MARKER not in broken.objects
 
 
-def marker(node: str = "worker-1", *, until: object = None, **metadata: Any) -> Document:
+def marker(
+    node: str = "worker-1", *, until: object = None, faults: object = None, **metadata: Any
+) -> Document:
     """A marker as the API server shows it."""
     name = name_marker("digits", node)
     wanted = {"node": node, "until": time.time() + 3600 if until is None else until}
+    wanted |= {} if faults is None else {"faults": faults}
     annotations = {AVOIDED: json.dumps(wanted), "kdist.dev/owner": f"digits/job/{name}"}
-    return {"metadata": {"name": name, "annotations": annotations, **metadata}}
+    metadata = {"name": name, "annotations": annotations, **metadata}
+    return {"metadata": metadata, "status": {"active": 1}}
 
 
 def status(*markers: Document) -> JobStatus:
@@ -243,6 +304,9 @@ def test_only_the_job_s_own_marker_that_has_not_ended_counts() -> None:
     ended = {**marker(), "status": {"conditions": [{"type": "Failed", "status": "True"}]}}
     for other in (
         ended,
+        {**marker(), "status": {}},  # without a pod it keeps none away
+        marker(""),
+        marker(254 * "n"),
         marker(annotations={}),
         marker(annotations={**marker()["metadata"]["annotations"], AVOIDED: "{"}),
         marker(name="copied"),
@@ -253,3 +317,12 @@ def test_only_the_job_s_own_marker_that_has_not_ended_counts() -> None:
         (found,) = status(marker(until=rubbish)).avoided
         assert found.until == 0.0
         assert str(found).startswith("worker-1 until ")
+    for told, read in ((1e300, 1_000_000), (-1, 0), ("x", None)):
+        (found,) = status(marker(faults=told)).avoided
+        assert found.faults == read
+
+
+def test_faults_that_an_agent_tells_are_within_the_limits_of_the_status() -> None:
+    told = [{"machine": "n", "faults": each} for each in (1e300, -1, 3)]
+    found = read_machine_faults({"faults": told}, "faults")
+    assert [each.faults for each in found] == [1_000_000, 0, 3]

@@ -324,6 +324,7 @@ class Controller:
         return [
             (*key, words.partition(" ")[0])
             for key, document in self._cache.list_jobs()
+            if not is_terminal(documents.mapping(document, "status"))
             for words in documents.texts(document, "status", "avoidedNodes")
         ]
 

@@ -103,8 +103,7 @@ class Executor:
             version = documents.text(document, "metadata", "resourceVersion")
             write_event(self._cluster, self._resource, notice, identity=notice.occasion or version)
         if (status := changes.status) is not None:
-            removed = dict.fromkeys(key for key in self._resource.status if key not in status)
-            body = {"status": {**status, **removed}}
+            body = {"status": _merge_patch(self._resource.status, status)}
             kind = (API_VERSION, KIND, self._resource.key.name)
             found = self._objects.change(*kind, body, known=document, subresource="status")
             self._cache.put(trim({**found, "apiVersion": API_VERSION, "kind": KIND}))
@@ -229,6 +228,15 @@ class Executor:
             kind = (self._observed.backend.api_version, self._observed.backend.kind)
             found = self._objects.change(*kind, self._resource.key.name, body)
             self._cache.put(trim(found))
+
+
+def _merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> Document:
+    """What replaces one status with another: null removes a field."""
+    found: Document = dict.fromkeys(before)
+    for key, value in after.items():
+        inner = documents.mapping(before, key)
+        found[key] = _merge_patch(inner, value) if isinstance(value, Mapping) else value
+    return found
 
 
 def trim_own(document: Mapping[str, Any]) -> Document:

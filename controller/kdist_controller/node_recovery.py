@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Final
 
 from kdist.backends import Placement
-from kdist.cluster import Cluster
+from kdist.cluster import ApiError, Cluster
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.job.cluster.applied import AppliedJob
 from kdist.recovery import (
@@ -46,6 +47,11 @@ _LONGEST_PAUSE: Final = 10.0
 _MOST_AVOIDED: Final = 8
 """Nodes that a job avoids at a time: where still more have faults, it is not the machines."""
 _LONGEST_REASON: Final = 300
+_MOST_SEEN: Final = 4096
+"""Nodes that are remembered of a job."""
+_FINAL: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY)
+"""What the API server answers again however often it is asked; webhooks refuse with the first."""
+_PASSING: Final = (Code.NOT_FOUND, Code.TIMEOUT, Code.UNREACHABLE)
 
 
 def trim_node(node: Document) -> Document:
@@ -114,19 +120,25 @@ class Avoidance:
 AVOIDANCE: Final = Avoidance()
 
 
-def find_faulty(observed: Observed, avoidance: Avoidance) -> list[AvoidedNode]:
-    """The machines that the job is to avoid from now on, by what its agents tell. One that it has
-    avoided before, until its time was over or a person allowed it, takes a further fault.
+def find_faulty(
+    observed: Observed, avoidance: Avoidance, seen: Container[str]
+) -> list[AvoidedNode]:
+    """The machines that the job is to avoid from now on, by what its agents tell of those that its
+    pods were `seen` on. One that it has avoided before, until its time was over or a person allowed
+    it, takes a further fault.
     """
-    counted = documents.mapping(observed.resource.status, "nodeFaults")
+    if observed.status.phase.terminal:
+        return []
+    counted = observed.counted_faults
     known = {each.node: each for each in observed.status.avoided}
     used = {pod.node for pod in observed.alive if not pod.deleting}
     # marked, and left by a controller that has died before it could delete the pod
     found = {node: each for node, each in known.items() if each.faults and node in used}
     for each in observed.status.machine_faults:
         node, reason = each.machine, str(each).removeprefix(f"{each.machine}: ")[:_LONGEST_REASON]
-        least = max(avoidance.faults, (documents.integer(counted, node) or 0) + 1)
-        if node not in known and avoidance.faults and each.faults >= least:
+        least = max(avoidance.faults, counted.get(node, 0) + 1)
+        is_new = node in seen and node not in known
+        if is_new and avoidance.faults and each.faults >= least:
             until = round(observed.now + avoidance.seconds)
             found[node] = AvoidedNode(node, until, reason, each.faults)
     return list(found.values())[: max(len(known), _MOST_AVOIDED) - len(known.keys() - found)]
@@ -140,6 +152,29 @@ class Outlook:
 
     decisions: tuple[PodDecision, ...] = ()
     held: tuple[HeldVolume, ...] = ()
+
+
+@dataclass
+class _Machines:
+    """What is known of the machines of one job.
+
+    Attributes:
+        uid: of the TrainingJob.
+        seen: the nodes on which pods of it were, the latest at the end.
+        refused: the faults of each node that it cannot be kept from.
+        faulty: the nodes to keep it from, and how it was observed then.
+    """
+
+    uid: str
+    seen: dict[str, None] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    faulty: tuple[Observed, list[AvoidedNode]] | None = None
+
+    def note(self, nodes: Collection[str]) -> None:
+        """Remember nodes on which pods are now, and forget the first ones of too many."""
+        before = [each for each in self.seen if each not in nodes]
+        self.seen = dict.fromkeys([*before, *nodes][-_MOST_SEEN:])
+        self.refused = {node: each for node, each in self.refused.items() if node in self.seen}
 
 
 @dataclass
@@ -175,15 +210,14 @@ class NodeRecovery:
         self._queue = WorkQueue(share=_SHARE)
         self._avoidance = avoidance
         self._avoiding = WorkQueue(share=_SHARE)
-        self._faulty: dict[JobKey, tuple[Observed, list[AvoidedNode]]] = {}
-        self._refused: set[tuple[str, str, int | None]] = set()
+        self._machines: dict[JobKey, _Machines] = {}
         self._jobs: dict[JobKey, _AffectedJob] = {}
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Start the threads, which end with the process."""
         self._queue.start(self._recover, threads=_THREADS, name="recovery")
-        self._avoiding.start(self.avoid_nodes, threads=_SHARE, name="avoidance")
+        self._avoiding.start(self.avoid_nodes, threads=_THREADS, name="avoidance")
 
     def outlook(self, key: JobKey) -> Outlook:
         """What is known of a job; empty if all of its nodes answer."""
@@ -196,10 +230,7 @@ class NodeRecovery:
         that replace the lost ones run.
         """
         key = observed.resource.key
-        if faulty := find_faulty(observed, self._avoidance):
-            with self._lock:
-                self._faulty[key] = observed, faulty
-            self._avoiding.add(key)
+        self._plan_avoidance(observed)
         suspect = {name for pod in observed.alive if (name := pod.node) in observed.nodes}
         with self._lock:
             known = self._jobs.get(key)
@@ -213,32 +244,75 @@ class NodeRecovery:
         if suspect and known is None:
             self._queue.add(key)
 
+    def _plan_avoidance(self, observed: Observed) -> None:
+        """Have a job avoid nodes. One that waits to be tried again goes on waiting."""
+        key, uid = observed.resource.key, observed.resource.uid
+        nodes = {documents.text(pod, "spec", "nodeName") for pod in observed.pods} - {""}
+        with self._lock:
+            known = self._machines.get(key)
+            if known is None or known.uid != uid:
+                known = self._machines[key] = _Machines(uid)
+            known.note(nodes)
+            found = find_faulty(observed, self._avoidance, known.seen)
+            faulty = [
+                each for each in found if (each.faults or 0) > known.refused.get(each.node, 0)
+            ]
+            before = set() if known.faulty is None else {each.node for each in known.faulty[1]}
+            known.faulty = (observed, faulty) if faulty else None
+        if {each.node for each in faulty} - before:
+            self._avoiding.add(key)
+
     def forget(self, key: JobKey) -> None:
         with self._lock:
             self._jobs.pop(key, None)
+            self._machines.pop(key, None)
+        self._avoiding.forgive(key)
 
-    def avoid_nodes(self, key: JobKey) -> None:
-        """Keep a job from its faulty nodes. What is refused is tried again after the next fault."""
+    def avoid_nodes(self, key: JobKey) -> float | None:
+        """Keep a job from its faulty nodes; returns the seconds until the next time. What cannot
+        pass is tried again after the next fault of the machine.
+        """
         with self._lock:
-            planned = self._faulty.pop(key, None)
-        if planned is None:
-            return
-        (observed, faulty), cluster = planned, self._cluster.within(key.namespace)
+            known = self._machines.get(key)
+            planned = None if known is None else known.faulty
+        if known is None or planned is None:
+            return None
+        (observed, faulty), left = planned, []
         for each in faulty:
-            attempt = (observed.resource.uid, each.node, each.faults)
-            if attempt in self._refused or not self._leads():
-                continue
+            if not self._leads():
+                return None
             try:
-                avoid(_make_target(cluster, observed), each)
+                self._avoid(observed, each, known)
             except KdistError as error:
                 _log.warning("%s: %s is not avoided: %s", key, each.node, error)
-                if error.code is Code.UNREACHABLE:
-                    continue
-                self._refused.add(attempt)
-                words = f"{each.node} is not avoided ({each.reason}): {error}"
+                left.append(each)
+        with self._lock:
+            if known.faulty is planned:
+                known.faulty = (observed, left) if left else None
+        if left:
+            return self._avoiding.count_failure(key)
+        self._avoiding.forgive(key)
+        return None
+
+    def _avoid(self, observed: Observed, node: AvoidedNode, known: _Machines) -> None:
+        """Keep a job from a node, or tell that it cannot be. Raises `KdistError` for what may pass
+        later.
+        """
+        cluster = self._cluster.within(observed.resource.key.namespace)
+        try:
+            avoid(_make_target(cluster, observed), node)
+        except KdistError as error:
+            is_final = error.code not in _PASSING
+            if isinstance(error, ApiError):
+                is_final = error.status in _FINAL
+            if is_final or error.code is Code.TIMEOUT:
+                words = f"{node.node} is not avoided ({node.reason}): {error}"
                 notice = Notice("NodeNotAvoided", words, warning=True)
-                identity = f"{each.node} {each.faults}"
-                write_event(cluster, observed.resource, notice, identity=identity)
+                write_event(cluster, observed.resource, notice, identity=node.node)
+            if not is_final:
+                raise
+            with self._lock:
+                known.refused[node.node] = node.faults or 0
 
     def _recover(self, key: JobKey) -> float | None:
         """Decide about the pods of a job once; returns the seconds until the next time."""

@@ -156,6 +156,16 @@ class Observed:
         return [pod for pod in self.status.pods if not pod.over]
 
     @property
+    def counted_faults(self) -> dict[str, int]:
+        """How many faults each node had when the controller last kept the job from it. A run that
+        tells fewer is another one.
+        """
+        told = {each.machine: each.faults for each in self.status.machine_faults}
+        counted = documents.mapping(self.resource.status, "nodeFaults")
+        found = {node: documents.integer(counted, node) or 0 for node in counted}
+        return {node: faults for node, faults in found.items() if told.get(node, faults) >= faults}
+
+    @property
     def asked(self) -> bool:
         """Whether it is recorded for the other readers of the job that it is to be suspended."""
         return bool(documents.annotation(self.config_map, ASKED))

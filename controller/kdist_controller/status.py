@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from kdist.backends import Placement, warn_of_size
@@ -91,6 +92,8 @@ _KEPT: Final = (
 """Numbers that stay as they were while no agent answers."""
 _ETA_SECONDS = 10
 _LONGEST_MESSAGE = 1024
+_MOST_NODES = 64
+"""Nodes that `avoidedNodes` and `nodeFaults` name at most."""
 _ENDS: Final = ("Complete", "Completed", "Succeeded", "Failed")
 
 
@@ -174,7 +177,8 @@ def _build(observed: Observed, decision: Decision, *, settled: bool) -> dict[str
             phase, reason, cause = _explain(observed, decision)
             found |= _numbers(observed, decision, phase, cause)
             wanted += _phase_conditions(observed, phase, reason, cause)
-            found |= _avoided(observed)
+        found |= _avoided(observed)
+        wanted += _avoided_conditions(observed)
         if decision.refused is None:
             wanted.append(_outdated(decision))
     else:
@@ -281,11 +285,18 @@ def _avoided(observed: Observed) -> dict[str, Any]:
     """The nodes that the job avoids, and how many faults each had when the controller decided so:
     it takes more to decide so again.
     """
-    nodes = observed.status.avoided
-    counted = dict(documents.mapping(observed.resource.status, "nodeFaults"))
-    counted |= {each.node: each.faults for each in nodes if each.faults}
+    nodes = observed.status.avoided[:_MOST_NODES]
+    counted = {each.node: each.faults for each in nodes if each.faults}
+    counted = dict(islice((counted | observed.counted_faults | counted).items(), _MOST_NODES))
     words = [_clip(f"{each.node} until {format_time(each.until)}: {each.reason}") for each in nodes]
     return {"avoidedNodes": words or None, "nodeFaults": counted or None}
+
+
+def _avoided_conditions(observed: Observed) -> Iterator[Condition]:
+    if nodes := [each.node for each in observed.status.avoided]:
+        yield Condition("NodesAvoided", True, "Avoided", _clip(", ".join(nodes)))
+    elif find_condition(observed.resource.status, "NodesAvoided"):
+        yield Condition("NodesAvoided", False, "NoneAvoided", "")
 
 
 def _goodput(observed: Observed) -> str | None:
@@ -321,10 +332,6 @@ def _phase_conditions(
         yield Condition(
             "QuotaReserved", not waits, "Waiting" if waits else "Reserved", message if waits else ""
         )
-    if nodes := [each.node for each in observed.status.avoided]:
-        yield Condition("NodesAvoided", True, "Avoided", _clip(", ".join(nodes)))
-    elif find_condition(observed.resource.status, "NodesAvoided"):
-        yield Condition("NodesAvoided", False, "NoneAvoided", "")
     yield Condition("Running", phase is Phase.RUNNING, reason, message)
     suspended = phase is Phase.SUSPENDED
     yield Condition("Suspended", suspended, "Suspended" if suspended else "NotSuspended", "")

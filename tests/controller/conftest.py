@@ -64,13 +64,15 @@ class Stepper:
         self.connection = connection
         self.kinds = connection.kinds()
 
-    def settle(self, name: str = "digits") -> None:
-        """Start a controller that knows nothing, and let it work until nothing is left to do."""
+    def settle(self, name: str = "digits") -> NodeRecovery:
+        """Start a controller that knows nothing, and let it work until nothing is left to do;
+        returns what recovers its jobs.
+        """
         key = JobKey("ml", name)
         cache = Cache()
         metrics = Metrics(list, lambda: 0, list)
         poller = _Poller(self.kubernetes, self.connection, metrics)
-        recovery = NodeRecovery(self.connection, cache, _refuse, leads=lambda: True, notify=print)
+        recovery = NodeRecovery(self.connection, cache, refuse, leads=lambda: True, notify=print)
         observer = Observer(
             cluster=self.connection,
             cache=cache,
@@ -79,11 +81,12 @@ class Stepper:
             recovery=recovery,
             kinds=self.kinds,
         )
+        pause = None
         for _ in range(_MOST_ROUNDS):
             self._watch(cache)
             observed = observer.observe(key)
             if observed is None:
-                return
+                return recovery
             changes, written = reconcile(observed), len(self.kubernetes.writes)
             try:
                 Executor(self.connection, cache, observed).execute(changes)
@@ -93,9 +96,10 @@ class Stepper:
                 observer.foreign[key] = error.found
                 continue
             recovery.plan(observed)
-            recovery.avoid_nodes(key)
+            if pause is None:
+                pause = recovery.avoid_nodes(key)
             if len(self.kubernetes.writes) == written:
-                return
+                return recovery
         pytest.fail(f"{name} does not settle: {changes}")
 
     def _watch(self, cache: Cache) -> None:
@@ -104,7 +108,7 @@ class Stepper:
             cache.replace(kind, None, map(trim, listed))
 
 
-def _refuse(namespace: str, pod: Any) -> AgentTransport:
+def refuse(namespace: str, pod: Any) -> AgentTransport:
     raise AssertionError(f"{pod} of {namespace} was asked over the network")
 
 

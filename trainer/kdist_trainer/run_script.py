@@ -137,11 +137,10 @@ def _prepare() -> None:
 
 def _name_run() -> None:
     """Have W&B and MLflow continue the curve of this rank in the next generation."""
-    from kdist_trainer.script.tracker_identity import continue_mlflow, identify
+    from kdist_trainer.script.tracker_identity import continue_mlflow, continue_wandb, identify
 
     identity = identify(os.environ["KDIST_RUN_ID"], int(os.environ.get("RANK", "0")))
-    os.environ.setdefault("WANDB_RUN_ID", identity)
-    os.environ.setdefault("WANDB_RESUME", "allow")
+    _after_import("wandb", partial(continue_wandb, identity))
     _after_import("mlflow", partial(continue_mlflow, identity))
 
 

@@ -253,6 +253,13 @@ def check(job: TrainingJob, placement: Placement) -> None:
         for index, data in enumerate(job.spec.data)
         if data.claim is None and data.url is None
     ]
+    train, checkpoints = job.spec.train, job.spec.checkpoints
+    has_ledger = checkpoints is not None and checkpoints.in_cluster
+    if train is not None and train.tracker is not None and not has_ledger:
+        problems.append(
+            "spec.train.tracker is given the steps that checkpoints hold, and there are none; set "
+            "spec.checkpoints to {claim: NAME}, {size: 10Gi} or {url: s3://BUCKET/PREFIX}"
+        )
     code = job.spec.code
     if code is not None and code.path is not None and placement.code is None:
         problems.append(f"spec.code: the files of {code.path} were not read")

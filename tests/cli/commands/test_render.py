@@ -108,3 +108,17 @@ def test_the_claim_of_the_checkpoints_is_rendered_apart_and_kept_by_those_who_pr
     together = list(yaml.safe_load_all(kdist(*sized, "--claims", "with").stdout))
     assert [each for each in together if each not in objects] == [claim]
     assert kdist("render", *IMAGE, "--claims", "only").exit_code == 2
+
+
+def test_a_tracker_without_checkpoints_is_refused_with_the_way_out(
+    kdist: Kdist, job_file: Path
+) -> None:
+    document = yaml.safe_load(job_file.read_text())
+    document["spec"]["train"]["tracker"] = "wandb"
+    document["spec"].pop("checkpoints", None)
+    job_file.write_text(yaml.safe_dump(document))
+    result = kdist("render", *IMAGE)
+    assert result.exit_code == 1
+    assert "spec.train.tracker" in result.stderr
+    assert "set spec.checkpoints to {claim: NAME}" in result.stderr
+    assert kdist("render", *IMAGE, "--set", "spec.checkpoints.size=1Gi").exit_code == 0

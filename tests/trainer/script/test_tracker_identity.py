@@ -35,21 +35,70 @@ def test_an_id_has_no_character_that_a_tracker_refuses() -> None:
     assert identify(r"a/b\c#d?e%f:g", 3) == "a-b-c-d-e-f-g-3"
 
 
+WANDB = """
+def init(entity=None, project=None, dir=None, id=None, **named):
+    print(id, named.get("resume"))
+"""
+
+
 @pytest.mark.parametrize(
-    ("environment", "expected"),
+    ("call", "environment", "expected"),
     [
-        ({}, "ml-digits-1 allow"),
-        ({"RANK": "2"}, "ml-digits-1-2 allow"),
-        ({"WANDB_RUN_ID": "mine"}, "mine allow"),
-        ({"WANDB_RESUME": "must"}, "ml-digits-1 must"),
-        ({"KDIST_TRACKER_IDENTITY": "off"}, "None None"),
+        ("project='digits', name='a'", {}, "ml-digits-1 allow"),
+        ("id=None, resume='allow'", {}, "ml-digits-1 allow"),  # as Lightning's logger
+        ("", {"RANK": "2"}, "ml-digits-1-2 allow"),
+        ("id='mine'", {}, "mine None"),
+        ("None, None, None, 'mine'", {}, "mine None"),
+        ("fork_from='mine?_step=1'", {}, "None None"),
+        ("resume_from='mine?_step=1'", {}, "None None"),
+        ("resume='must'", {}, "None must"),
+        ("settings={'run_id': 'mine'}", {}, "None None"),
+        ("", {"WANDB_RUN_ID": "mine"}, "None None"),
+        ("", {"WANDB_RESUME": "must"}, "None None"),
+        ("", {"KDIST_TRACKER_IDENTITY": "off"}, "None None"),
     ],
 )
 def test_wandb_is_told_the_run_unless_the_user_says_otherwise(
-    tmp_path: Path, environment: dict[str, str], expected: str
+    tmp_path: Path, call: str, environment: dict[str, str], expected: str
 ) -> None:
-    code = "import os\nprint(os.environ.get('WANDB_RUN_ID'), os.environ.get('WANDB_RESUME'))"
-    assert begin(tmp_path, code, **environment).strip() == expected
+    (tmp_path / "wandb.py").write_text(WANDB)
+    code = f"import wandb\nwandb.init({call})\nwandb.init(project='other')"
+    first, second = begin(tmp_path, code, **environment).splitlines()
+    assert first == expected
+    assert second == "None None"
+
+
+def test_children_of_a_script_and_a_folder_of_files_have_no_run(tmp_path: Path) -> None:
+    code = """
+        import os, wandb
+        print([name for name in os.environ if name.startswith("WANDB_")], flush=True)
+        if os.fork() == 0:
+            wandb.init()
+            os._exit(0)
+        os.wait()
+    """
+    (tmp_path / "wandb.py").write_text(WANDB)
+    assert begin(tmp_path, code).splitlines() == ["[]", "None None"]
+
+
+@pytest.mark.processes
+def test_wandb_itself_takes_the_run_and_one_that_is_resumed_another_config(
+    tmp_path: Path,
+) -> None:
+    code = """
+        import wandb
+        wandb.Run.resumed = True
+        with wandb.init(project="digits", config={"lr": 1}) as run:
+            wandb.config.update({"lr": 2})
+            assert dict(run.config) == {"lr": 2}
+            print(run.id)
+        with wandb.init(settings=wandb.Settings(silent=True)) as run:
+            print(run.id)
+    """
+    variables = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
+    first, second = begin(tmp_path, code, **variables).split()
+    assert first == "ml-digits-1"
+    assert second != first
 
 
 MLFLOW = """
@@ -86,6 +135,54 @@ def test_a_search_that_fails_begins_a_curve_with_a_warning(tmp_path: Path) -> No
             print(run.info.status)
     """
     assert begin(tmp_path, code).split()[-1] == "RUNNING"
+
+
+PARAMS = """
+    import mlflow
+    with mlflow.start_run() as run:
+        print(run.info.run_id)
+        mlflow.log_params({"workers": WORKERS, "lr": 1, "of": WORKERS})
+        mlflow.log_param("workers", WORKERS)
+"""
+
+
+@pytest.mark.processes
+def test_params_that_have_changed_stay_with_one_warning(tmp_path: Path) -> None:
+    first = begin(tmp_path, PARAMS.replace("WORKERS", "2")).split()
+    around = {
+        "KDIST_GENERATION": "2",
+        "KDIST_RUN_ID": RUN,
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+    }
+    code = PARAMS.replace("WORKERS", "3")
+    ended = run_script(tmp_path / "script.py", code=code, **around)
+    assert (ended.returncode, ended.stdout.split()) == (0, first)
+    assert ended.stderr.count("tracker-params-kept") == 1
+
+
+@pytest.mark.processes
+def test_a_run_that_cannot_be_continued_begins_a_curve_and_names_no_password(
+    tmp_path: Path,
+) -> None:
+    begin(tmp_path, MLFLOW)
+    code = """
+        import mlflow, mlflow.tracking.fluent as fluent
+        def get_run(*_):
+            raise ValueError("https://me:secret@tracker is full")
+        mlflow.set_experiment("digits")
+        fluent.MlflowClient.get_run = get_run
+        with mlflow.start_run() as run:
+            print(run.info.status)
+    """
+    around = {
+        "KDIST_GENERATION": "2",
+        "KDIST_RUN_ID": RUN,
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+    }
+    ended = run_script(tmp_path / "script.py", code=code, **around)
+    assert ended.stdout.split()[-1] == "RUNNING", ended.stderr
+    assert "ValueError: https://tracker is full" in ended.stderr
+    assert "secret" not in ended.stderr
 
 
 SCRIPT = """

@@ -100,6 +100,32 @@ def test_steps_that_survivors_have_kept_in_memory_count(run: Run) -> None:
     assert take(CommittedSteps(run.root, 0), ended=True) == kept
 
 
+def test_lines_of_another_shape_are_skipped(run: Run) -> None:
+    run.begin(0)
+    run.train(1, 2)
+    ledger = StepLedger(run.root)
+    ledger.append([{"step": "3"}, {"step": 3}, {**run._line(3), "loss": "much"}])
+    ledger.close()
+    run.events.append("commit", step="all")
+    run.events.append("evaluated", step=2)
+    run.events.append("generation", generation="second")
+    run.commit(2)
+    assert take(CommittedSteps(run.root, 0), ended=True) == [(1, 1.0), (2, 1.0)]
+
+
+def test_a_commit_that_was_rolled_back_holds_no_later_step(run: Run) -> None:
+    run.begin(0)
+    run.train(1, 9)
+    run.commit(3)
+    run.commit(9)
+    run.begin(3)  # the newest checkpoint could not be read
+    run.train(4, 8)
+    steps = CommittedSteps(run.root, 0)
+    assert take(steps, ended=True) == [(step, 1.0) for step in range(1, 4)]
+    run.commit(8)
+    assert take(steps, ended=True) == [(step, 2.0) for step in range(4, 9)]
+
+
 def test_a_point_has_the_evaluation_and_the_checkpoint_of_its_step(run: Run) -> None:
     run.begin(0)
     run.train(1, 2)

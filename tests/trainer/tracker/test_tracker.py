@@ -17,7 +17,7 @@ from kdist_trainer.agent import tracker_process
 from kdist_trainer.agent.tracker_process import TrackerProcess
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.errors import ConfigError
-from tests.faults.training_run import TrainingRun, describe_job, kill
+from tests.faults.training_run import TrainingRun, describe_job, is_alive, kill
 from tests.trainer.agent.test_settings import make_settings
 
 pytestmark = pytest.mark.processes
@@ -114,6 +114,16 @@ def test_ten_kills_of_ranks_agents_and_the_tracker_leave_each_step_once(
     assert [step for step, _ in curve] == [*range(1, steps + 1)]
     assert curve == find_lines(run)
     assert curve[-1][1] == run.report()["loss"]
+
+
+@pytest.mark.sampled
+def test_the_process_ends_with_its_group(tmp_path: Path) -> None:
+    with make_run(tmp_path, "wandb", 4000) as run:
+        run.wait_until(lambda: has_done(run, 5) and find_trackers(run), "a step and a tracker")
+        former = find_trackers(run)
+        kill(run.ranks()[0].pid)
+        run.wait_until(lambda: len(run.events("generation")) == 2, "another group")
+        assert not any(is_alive(pid) for pid in former)
 
 
 def has_done(run: TrainingRun, step: int) -> bool:

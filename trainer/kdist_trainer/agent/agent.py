@@ -154,7 +154,7 @@ class ElasticAgent(ElasticAgentBase):
         self._telemetry = telemetry
         self._stop = stop
         telemetry.show_job(settings.config, procs=spec.local_world_size)
-        self._tracker = TrackerProcess(settings, telemetry.show_tracker)
+        self.tracker = TrackerProcess(settings, telemetry.show_tracker)
         self._single_start = SingleStart(settings.config, fail_fast_store)
         self._ledger = RestartLedger(
             agent_store,
@@ -212,7 +212,6 @@ class ElasticAgent(ElasticAgentBase):
             self._survivors.close()
             self._ledger.close()
         self._rendezvous_handler.end_membership()
-        self._tracker.end(self._stop)  # which no other node waits for
         state = WorkerState.SUCCEEDED if self.record["code"] == Exit.DONE else WorkerState.FAILED
         return RunResult(state=state)
 
@@ -382,12 +381,13 @@ class ElasticAgent(ElasticAgentBase):
             ranks=ranks,
             is_group_rank_0=group.group_rank == 0,
         )
-        self._tracker.begin_group(is_group_rank_0=group.group_rank == 0)
+        self.tracker.begin_group(is_group_rank_0=group.group_rank == 0)
         self._start_processes(ranks)
         handler = self._rendezvous_handler
         pids = {local_rank: self._workers.pid(local_rank) for local_rank in range(len(ranks))}
         activity = RankActivity(settings.scratch, pids)
         self._telemetry.show_activity(activity.entries)
+        result: GroupResult | None = None
         try:
             with RendezvousPoller(
                 lambda: PollResult(
@@ -395,7 +395,7 @@ class ElasticAgent(ElasticAgentBase):
                 ),
                 seconds=handler.timings.watch,
             ) as poller:
-                return WorkerMonitor(
+                result = WorkerMonitor(
                     config=config,
                     scratch=settings.scratch,
                     node=settings.node,
@@ -412,8 +412,11 @@ class ElasticAgent(ElasticAgentBase):
                     stop=self._stop,
                     mark_alive=partial(self._tend, watchdog, activity),
                 ).run()
+                return result
         finally:
             self._alive_at = None
+            if result is None or not result.is_done:
+                self.tracker.kill()  # the next group may be without this node
             unkillable = self._end_workers()
             watchdog.close()
             if unkillable:
@@ -464,6 +467,7 @@ class ElasticAgent(ElasticAgentBase):
     def _tend(self, watchdog: Watchdog, activity: RankActivity) -> None:
         """What is to be done on each pass of the monitor."""
         self._alive_at = time.monotonic()
+        self.tracker.tend()
         activity.observe(watchdog.snapshots, living=self._workers.living)
         if self._single_start.observe(watchdog.snapshots) and self._generation is not None:
             self._telemetry.checkpoints_opened(self._generation)

@@ -73,6 +73,12 @@ class GroupResult:
     separate: bool = False
     """Whether the ranks are done and none of them has formed a process group with others."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the workers of this node are done, as far as this node can tell."""
+        done = bool(self.outcomes) and all(each == DONE for each in self.outcomes.values())
+        return done and not (self.forced or self.kept)
+
 
 @dataclass
 class ExitContext:

@@ -38,6 +38,7 @@ from kdist_trainer.agent.settings import (
     name_interfaces,
     prepare_scratch,
 )
+from kdist_trainer.agent.tracker_process import TrackerProcess
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import CODES
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError, classify
@@ -133,14 +134,17 @@ def end(
     *,
     stop: StopSignals,
     exporter: Exporter | None = None,
+    tracker: TrackerProcess | None = None,
 ) -> int:
-    """Write the exit record, then wait for a final scrape or stay alive, as the settings say.
+    """Write the exit record, then wait for the tracker, and for a final scrape or stay alive, as
+    the settings say.
 
     Args:
         settings: The settings of the agent.
         record: The exit record.
         stop: The requests to stop, which end the wait.
         exporter: The metrics exporter, which is closed; None if none is running.
+        tracker: Ends; after a failure that another agent continues after, at once.
 
     Returns:
         The exit code.
@@ -152,6 +156,10 @@ def end(
         names = ("cause", "code", "rank", "step", "traceback", "message")
         fields = {name: record.get(name) for name in names}
         log.error("failed", node=record.get("node") or settings.node, **fields)
+    if tracker is not None and code.retryable:
+        tracker.kill()
+    elif tracker is not None:
+        tracker.end(stop)
     keep_alive = settings.on_finish == KEEP_ALIVE and not code.retryable
     if exporter is None and keep_alive:
         exporter = start_exporter(settings, procs=1)
@@ -235,8 +243,9 @@ def launch(settings: Settings) -> int:
     with LogRelay(settings.scratch, ranks=procs, copy=_keep_log(settings)) as relay:
         record = _run_to_record(settings, procs, exporter, relay, stop, predecessors, health)
         forkserver.close_script_forkserver()
+        tracker = health[0].tracker if health else None
         health.clear()  # an agent whose work is over counts as healthy
-        code = end(settings, record, stop=stop, exporter=exporter)
+        code = end(settings, record, stop=stop, exporter=exporter, tracker=tracker)
     clean_temp(settings.scratch)
     del pipe
     return code

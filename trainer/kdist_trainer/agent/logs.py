@@ -283,6 +283,7 @@ NAMES: Final = frozenset(
         "thread-failed",
         "timing-ended",
         "timing-failed",
+        "tracker-params-kept",
         "tracker-unnamed",
         "training-started",
     }

@@ -118,7 +118,7 @@ class TerminationPolicy:
                 self._telemetry.rank_failed(failure, result.exits.get(local_rank))
         early = find_early_exit(result.early, result.failures.values())
         cause = early or root_cause(result.failures.values())
-        is_end = self._is_done(result) if cause is None else cause.permanent
+        is_end = result.is_done if cause is None else cause.permanent
         self._agent_store.limit_refusals(REFUSED_SECONDS if is_end else math.inf)
         try:
             cause = self._share_failures(generation, result, cause)
@@ -126,7 +126,7 @@ class TerminationPolicy:
             self._handle_lost_store(error, generation, result, cause)
         if self._stop.requested:
             self._end_stopped(result, cause)
-        if generation.is_past_deadline(self._settings.config) and not self._is_done(result):
+        if generation.is_past_deadline(self._settings.config) and not result.is_done:
             self._end_at_deadline(generation, result)
         if cause is not None:
             self._telemetry.group_failed(cause)
@@ -149,7 +149,7 @@ class TerminationPolicy:
         if is_refused and cause is not None and cause.permanent and not self._stop.requested:
             self._end_failed(cause)
         managed = self._settings.config.train is not None
-        succeeded = not result.failures and self._is_done(result)
+        succeeded = not result.failures and result.is_done
         if succeeded and not managed:
             is_alone = is_refused and not self._stop.requested
             succeeded = is_alone and self._wait_for_others(generation, result)
@@ -320,13 +320,8 @@ class TerminationPolicy:
             )
         )
 
-    def _is_done(self, result: GroupResult) -> bool:
-        """Whether the workers of this node are done, as far as this node can tell."""
-        done = bool(result.outcomes) and all(each == DONE for each in result.outcomes.values())
-        return done and not (result.forced or result.kept)
-
     def _all_done(self, generation: Generation, result: GroupResult) -> bool:
-        if not self._is_done(result):
+        if not result.is_done:
             return False
         if self._settings.config.train is not None:
             return True

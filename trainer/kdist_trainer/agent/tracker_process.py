@@ -1,9 +1,11 @@
 """The process that gives the run's curve to a tracker, next to the agent of group rank 0. It is the
 program of a slice, `python -m kdist_trainer.tracker`, and nothing waits for it but the agent's end.
+A tracker has one writer: the process ends with the group, since another node may begin the next.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -15,7 +17,7 @@ from typing import Final
 
 from kdist_trainer import log
 from kdist_trainer.agent.settings import Settings
-from kdist_trainer.errors import ConfigError
+from kdist_trainer.errors import ConfigError, hide_userinfo
 from kdist_trainer.processes import process_tree
 from kdist_trainer.processes.signals import StopSignals, kill_deadline
 from kdist_trainer.processes.threads import OnError, start_thread
@@ -23,6 +25,9 @@ from kdist_trainer.processes.threads import OnError, start_thread
 PACKAGES: Final = {"wandb": "wandb>=0.31", "mlflow": "mlflow-skinny>=3.17"}
 _END_SECONDS: Final = 30.0
 """How long the end of a run waits for what the tracker has not been given yet."""
+_END_POLL_SECONDS: Final = 0.2
+_RETRY_SECONDS: Final = 120.0
+_QUIET: Final = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 
 _started: set[int] = set()
 
@@ -39,6 +44,7 @@ class TrackerProcess:
         """Prepare it. Raises `ConfigError` if the tracker's package is not installed."""
         self._settings, self._show = settings, show
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_wanted, self._retry_at = False, 0.0
         train = settings.config.train
         self._tracker = train.tracker if train is not None else None
         if self._tracker is not None and find_spec(self._tracker) is None:
@@ -46,17 +52,30 @@ class TrackerProcess:
             raise ConfigError(f"train.tracker: {self._tracker} needs {package}")
 
     def begin_group(self, *, is_group_rank_0: bool) -> None:
-        """Start the process here, unless it runs; or end it, since another agent starts one."""
-        if self._process is not None and (not is_group_rank_0 or self._process.poll() is not None):
-            self._kill()
-        is_wanted = self._tracker is not None and self._settings.checkpoints is not None
-        if not (is_wanted and is_group_rank_0) or self._process is not None:
-            return
+        """Start the process if it belongs here."""
+        has_ledger = self._settings.checkpoints is not None
+        self._is_wanted = self._tracker is not None and has_ledger and is_group_rank_0
+        self._retry_at = 0.0
+        if not self._is_wanted:
+            self.kill()
+        self.tend()
+
+    def tend(self) -> None:
+        """Start the process if it belongs here and does not run; if it has died, after a while."""
+        if self._process is not None and (code := self._process.poll()) is not None:
+            self._fail(f"the tracker has exited with {code}; another is started")
+        if self._is_wanted and self._process is None and time.monotonic() >= self._retry_at:
+            self._start()
+
+    def _start(self) -> None:
         command, pipe = [sys.executable, "-P", "-m", "kdist_trainer.tracker"], subprocess.PIPE
+        environment = {**os.environ, **_QUIET}
         try:
-            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True
+            )
         except OSError as error:
-            log.warn("tracker-failed", message=f"the tracker does not start: {error}")
+            self._fail(f"the tracker does not start: {error}")
             return
         self._process = process
         _started.add(process.pid)
@@ -64,25 +83,40 @@ class TrackerProcess:
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         for line in process.stdout or ():
-            self._show(line.decode(errors="replace").strip())
+            if line.startswith(b"http"):  # libraries print too
+                self._show(hide_userinfo(line.decode(errors="replace").strip()))
+
+    def _fail(self, message: str) -> None:
+        log.warn("tracker-failed", message=message)
+        self.kill()
+        self._retry_at = time.monotonic() + _RETRY_SECONDS
 
     def end(self, stop: StopSignals) -> None:
-        """Have it send what is left, for a while, and end."""
-        left = _END_SECONDS
-        if stop.requested_at is not None:
-            grace = self._settings.config.termination_grace_period_seconds
-            left = min(left, kill_deadline(stop.requested_at, grace) - time.monotonic())
-        if self._process is not None:
-            self.begin_group(
-                is_group_rank_0=True
-            )  # if it has died: what is left is sent by another
-        if self._process is not None and self._process.stdin is not None and not stop.urgent:
+        """Have it send what is left, for a while, and end; if it does not run, another one."""
+        if self._is_wanted and not stop.urgent:
+            if self._process is not None and self._process.poll() is not None:
+                self.kill()
+            self._retry_at = 0.0
+            self.tend()
+        if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(max(0.0, left))
-        self._kill()
+            if not self._wait(self._process, stop):
+                self._fail("the tracker has not been given all steps of the run")
+        self.kill()
 
-    def _kill(self) -> None:
+    def _wait(self, process: subprocess.Popen[bytes], stop: StopSignals) -> bool:
+        """Whether it ends without a fault in time, which a request to stop shortens."""
+        deadline = time.monotonic() + _END_SECONDS
+        while not stop.urgent and time.monotonic() < deadline:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(_END_POLL_SECONDS) == 0
+            if stop.requested_at is not None:
+                grace = self._settings.config.termination_grace_period_seconds
+                deadline = min(deadline, kill_deadline(stop.requested_at, grace))
+        return False
+
+    def kill(self) -> None:
+        """End it at once: the next one sends what this one has not."""
         if self._process is not None:
             if self._process.poll() is None:
                 process_tree.kill(below=[self._process.pid])

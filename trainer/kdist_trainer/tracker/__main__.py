@@ -17,6 +17,7 @@ from kdist_trainer import log
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.config import TrainConfig
+from kdist_trainer.errors import hide_userinfo
 from kdist_trainer.processes import liveness
 from kdist_trainer.script.tracker_identity import identify
 from kdist_trainer.tracker.committed import CommittedSteps
@@ -38,7 +39,7 @@ def main() -> None:
             return
         except Exception as error:  # noqa: BLE001 - a tracker must not end what it only shows
             what = f"the tracker is not given the run's steps now: {type(error).__name__}: {error}"
-            log.warn("tracker-failed", message=what)
+            log.warn("tracker-failed", message=hide_userinfo(what))
         if ended:
             return
         ended = is_ended(_RETRY_SECONDS)
@@ -51,12 +52,12 @@ def follow(config: TrainConfig, root: StoragePath, *, ended: bool) -> None:
     folder = root if isinstance(root, Path) else os.environ["KDIST_SCRATCH"]
     os.environ.setdefault("WANDB_DIR", str(folder))
     tracker = begin(config.name, identify(os.environ["KDIST_RUN_ID"], 0), train)
-    if tracker.url:
-        sys.stdout.write(f"{tracker.url}\n")
+    if url := hide_userinfo(tracker.url):
+        sys.stdout.write(f"{url}\n")
         sys.stdout.flush()
         ledger = RunLedger(root)
-        if tracker.url not in {each.get("url") for each in ledger.events()}:
-            ledger.append("tracker", url=tracker.url)
+        if url not in {each.get("url") for each in ledger.events()}:
+            ledger.append("tracker", url=url)
     steps = CommittedSteps(root, tracker.last_step)
     while True:
         for points in steps.read(ended=ended):

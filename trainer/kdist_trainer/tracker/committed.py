@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, RunLedger, find_files, parse_lines
@@ -14,6 +15,8 @@ from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.object_store.store import ObjectPath
 
 LOSS: Final = "train/loss"
+SIZE: Final = "world_size"
+"""Of which each step has a value."""
 _PIECE_BYTES: Final = 1 << 20
 
 Point = tuple[int, dict[str, float]]
@@ -57,7 +60,7 @@ class CommittedSteps:
                 while whole := (data := source.read(_PIECE_BYTES)).rfind(b"\n") + 1:
                     self._offsets[file] = offset = offset + whole
                     source.seek(offset)
-                    yield [line for line in parse_lines(data[:whole]) if "step" in line]
+                    yield [line for line in parse_lines(data[:whole]) if _is_step(line)]
 
     def _take(self, until: int) -> list[Point]:
         """The points up to this step that a checkpoint holds."""
@@ -67,20 +70,21 @@ class CommittedSteps:
         ends = [event for event in events if event["event"] in ("generation", "done")]
         self.done = ends[-1] if ends and ends[-1]["event"] == "done" else None
         for event in reversed(events):
-            if event["event"] == "commit":
-                commits.add(event["step"])
-            elif event["event"] == "evaluated":
-                metrics.setdefault(event["step"], event["metrics"])
-            elif event["event"] == "generation":
-                limits[event["generation"]] = limit  # its last step that no later one did again
-                limit = min(limit, event["from_step"])
-        last, found = min(until, max(commits, default=0)), []
+            match event:
+                case {"event": "commit", "step": int(step)} if step <= limit:
+                    commits.add(step)
+                case {"event": "evaluated", "step": int(step), "metrics": dict(found)}:
+                    metrics.setdefault(step, found)
+                case {"event": "generation", "generation": int(number), "from_step": int(step)}:
+                    limits[number] = limit  # its last step that no later one did again
+                    limit = min(limit, step)
+        last, points = min(until, max(commits, default=0)), list[Point]()
         for step in sorted(step for step in self._waiting if step <= last):
             line = self._waiting.pop(step)
             if step > limits.get(line["generation"], math.inf):
                 continue
             samples = line["last"] + 1
-            values = {"world_size": line["world_size"], "train/samples": samples}
+            values = {SIZE: line["world_size"], "train/samples": samples}
             if line["seconds"] > 0:
                 rate = (samples - line["first"]) / line["seconds"]
                 values["throughput/samples_per_second"] = rate
@@ -88,6 +92,23 @@ class CommittedSteps:
             values |= {"checkpoint/step": step} if step in commits else {}
             if line["loss"] is not None:
                 values[LOSS] = float.fromhex(line["loss"])
-            found.append((step, values))
+            points.append((step, values))
             self._after = step
-        return found
+        return points
+
+
+def _is_step(line: Line) -> bool:
+    """Whether it is a line of a step: another writer's may be of another shape."""
+    match line:
+        case {
+            "step": int(),
+            "generation": int(),
+            "world_size": int(),
+            "first": int(),
+            "last": int(),
+            "loss": str() | None,
+            "seconds": int() | float(),
+        }:
+            with suppress(ValueError):
+                return line["loss"] is None or bool(float.fromhex(line["loss"]) or True)
+    return False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -11,11 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from kdist_trainer.formats.untrusted_text import parse_json
-from kdist_trainer.script.tracker_identity import continue_mlflow
-from kdist_trainer.tracker.committed import LOSS, Point
+from kdist_trainer.script.tracker_identity import TAG, find_mlflow
+from kdist_trainer.tracker.committed import SIZE, Point
 
-_BATCH: Final = 100
-"""Points of a request to MLflow, which takes 1000 metrics in one transaction."""
+_METRICS: Final = 1000
+_PARAMS: Final = 100
+"""What MLflow takes in one request."""
+_REFUSED: Final = re.compile(r"[^\w./ :-]")
+"""What MLflow refuses in a name."""
 
 
 class Wandb:
@@ -46,15 +51,16 @@ class Wandb:
         that wrote a file was killed.
         """
         folder, name = Path(self._run.dir).parent.parent, self._run.id
-        last = 0
-        for file in sorted(folder.glob(f"offline-run-*-{name}/run-{name}.wandb"), reverse=True):
-            command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+        last, codes = 0, list[int]()
+        for file in folder.glob(f"offline-run-*-{name}/run-{name}.wandb"):
+            command = [sys.executable, "-P", "-m", "wandb", "leet", "inspect", "--json", str(file)]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
                 for line in reader.stdout or ():
                     if b'"type":"history"' in line:
-                        last = int(parse_json(line)["history"]["step"]["num"])
-            if last:
-                break
+                        last = max(last, int(parse_json(line)["history"]["step"]["num"]))
+            codes.append(reader.returncode)
+        if codes and 0 not in codes:
+            raise RuntimeError(f"W&B's reader fails with {codes[0]}: {shlex.join(command)}")
         return last
 
     def send(self, points: Sequence[Point]) -> None:
@@ -75,13 +81,25 @@ class Mlflow:
         mlflow.end_run()  # of a former try
         if not {"MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"} & os.environ.keys():
             mlflow.set_experiment(job)
-        continue_mlflow(identity)
-        run = mlflow.start_run(run_name=job).info
-        self._client, self._id, self._end = mlflow.MlflowClient(), run.run_id, mlflow.end_run
-        history = self._client.get_metric_history(self._id, LOSS)
+        self._client, self._end = mlflow.MlflowClient(), mlflow.end_run
+        if "MLFLOW_RUN_ID" in os.environ:
+            begun = mlflow.start_run()
+        else:
+            experiment = str(mlflow.tracking.fluent._get_experiment_id())
+            if (found := find_mlflow(self._client, experiment, identity)) is not None:
+                begun = mlflow.start_run(run_id=found.info.run_id)
+            else:
+                begun = mlflow.start_run(run_name=job, tags={TAG: identity})
+        run, known = begun.info, begun.data.params
+        self._id = run.run_id
+        history = self._client.get_metric_history(self._id, SIZE)
         self.last_step = max((each.step for each in history), default=0)
-        if not history:
-            mlflow.log_params(dict(_flatten(config)))
+        params = [
+            mlflow.entities.Param(_name(name), str(value)) for name, value in _flatten(config)
+        ]
+        params = [each for each in params if each.key not in known]
+        for first in range(0, len(params), _PARAMS):
+            self._client.log_batch(self._id, params=params[first : first + _PARAMS])
         server = mlflow.get_tracking_uri().rstrip("/")
         address = f"{server}/#/experiments/{run.experiment_id}/runs/{self._id}"
         self.url = address if server.startswith("http") else ""
@@ -90,19 +108,26 @@ class Mlflow:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        for first in range(0, len(points), _BATCH):
-            metrics = [
-                Metric(name, value, now, step)
-                for step, values in points[first : first + _BATCH]
-                for name, value in values.items()
-            ]
-            self._client.log_batch(self._id, metrics=metrics)
-            self.last_step = metrics[-1].step
+        metrics = [
+            Metric(_name(name), value, now, step)
+            for step, values in points
+            # the last of a step says that the step was sent
+            for name, value in sorted(values.items(), key=lambda item: item[0] == SIZE)
+        ]
+        for first in range(0, len(metrics), _METRICS):
+            batch = metrics[first : first + _METRICS]
+            self._client.log_batch(self._id, metrics=batch)
+            self.last_step = batch[-1].step
 
     def finish(self, metrics: Mapping[str, float], *, done: bool) -> None:
         for name, value in metrics.items():
-            self._client.log_metric(self._id, name, value, step=self.last_step)
+            self._client.log_metric(self._id, _name(name), value, step=self.last_step)
         self._end("FINISHED" if done else "KILLED")
+
+
+def _name(name: str) -> str:
+    """The name of a metric or a param as MLflow takes it."""
+    return _REFUSED.sub("_", name)
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -422,7 +422,7 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "restarting": lambda e: (
         f"starts again, restart {e['restarts']}"
         + (f" of {e['budget']}" if e["budget"] is not None else ", which spec.restart ignores")
-        + (" after faults of machines" if e.get("counted") == "machines" else "")
+        + (" for faults of machines" if e.get("counted") == "machines" else "")
         + f" ({e['cause']}){_first_line(e)}"
     ),
     "checkpoints-opened": lambda e: (

@@ -201,7 +201,11 @@ NEEDS: tuple[Need, ...] = (
         (*_on("patch", "v1", "ConfigMap"), *_on("create delete", "v1", "Pod")),
         "create patch delete",
     ),
-    Need("recover --avoid", "edit", _on("delete", "v1", "Pod"), "create patch delete"),
+    Need(
+        "recover --avoid",
+        "edit",
+        (*_on("create patch delete", "batch/v1", "Job"), *_on("delete", "v1", "Pod")),
+    ),
     Need(
         "delete",
         "edit",

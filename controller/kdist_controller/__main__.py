@@ -145,7 +145,10 @@ def _parser() -> argparse.ArgumentParser:
         help="faults of a machine after which a job avoids it; 0 for never",
     )
     parser.add_argument(
-        "--avoid-hours", type=float, default=AVOIDANCE.seconds / 3600, help="for how long"
+        "--avoid-hours",
+        type=float,
+        default=AVOIDANCE.seconds / 3600,
+        help="hours for which a job avoids a machine",
     )
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info"

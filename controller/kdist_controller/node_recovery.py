@@ -133,15 +133,16 @@ def find_faulty(
     known = {each.node: each for each in observed.status.avoided}
     used = {pod.node for pod in observed.alive if not pod.deleting}
     # marked, and left by a controller that has died before it could delete the pod
-    found = {node: each for node, each in known.items() if each.faults and node in used}
+    leaving = [each for each in known.values() if each.faults and each.node in used]
+    new: dict[str, AvoidedNode] = {}
     for each in observed.status.machine_faults:
-        node, reason = each.machine, str(each).removeprefix(f"{each.machine}: ")[:_LONGEST_REASON]
+        node, reason = each.machine, each.summary[:_LONGEST_REASON]
         least = max(avoidance.faults, counted.get(node, 0) + 1)
         is_new = node in seen and node not in known
         if is_new and avoidance.faults and each.faults >= least:
             until = round(observed.now + avoidance.seconds)
-            found[node] = AvoidedNode(node, until, reason, each.faults)
-    return list(found.values())[: max(len(known), _MOST_AVOIDED) - len(known.keys() - found)]
+            new[node] = AvoidedNode(node, until, reason, each.faults)
+    return [*leaving, *list(new.values())[: max(0, _MOST_AVOIDED - len(known))]]
 
 
 @dataclass(frozen=True)

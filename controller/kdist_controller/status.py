@@ -288,7 +288,10 @@ def _avoided(observed: Observed) -> dict[str, Any]:
     nodes = observed.status.avoided[:_MOST_NODES]
     counted = {each.node: each.faults for each in nodes if each.faults}
     counted = dict(islice((counted | observed.counted_faults | counted).items(), _MOST_NODES))
-    words = [_clip(f"{each.node} until {format_time(each.until)}: {each.reason}") for each in nodes]
+    words = [
+        _clip(f"{each.node} until {format_time(each.until)}" + (each.reason and f": {each.reason}"))
+        for each in nodes
+    ]
     return {"avoidedNodes": words or None, "nodeFaults": counted or None}
 
 

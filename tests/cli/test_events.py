@@ -370,7 +370,7 @@ def formatted(name: str, node: str = "node-0", **fields: Any) -> str:
         (
             "restarting",
             {"restarts": 2, "budget": 10, "counted": "machines", "cause": "device"},
-            "starts again, restart 2 of 10 after faults of machines (device)",
+            "starts again, restart 2 of 10 for faults of machines (device)",
         ),
         (
             "restarting",

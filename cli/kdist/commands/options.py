@@ -33,7 +33,7 @@ def seconds(value: str) -> float:
 
 
 BACKENDS = ("job", "statefulset", "pytorchjob", "jobset", "trainjob")
-"""Those of `kdist.backends`, which help texts do not wait for."""
+"""The names in `kdist.backends`, which help texts do not import: it takes too long."""
 # key of the login options in click's `Context.meta`
 LOGIN = "kdist.login"
 # key of the hint of a `JobNotFoundError`: where a run of that name was looked for too

@@ -438,7 +438,22 @@ def find_slow_start(ctx: DiagnosticContext) -> Diagnosis | None:
 
 
 def find_machine_faults(ctx: DiagnosticContext) -> Diagnosis | None:
-    """The GPU or the node of one machine has failed again, and the job may be put there again."""
+    """The GPU or the node of one machine has failed again, and the job does not train."""
+    return _describe_machine_faults(ctx) if _is_ended_by_machine(ctx) else None
+
+
+def find_earlier_machine_faults(ctx: DiagnosticContext) -> Diagnosis | None:
+    """They did so earlier: what keeps the job from training now, if anything, is something else."""
+    return None if _is_ended_by_machine(ctx) else _describe_machine_faults(ctx)
+
+
+def _is_ended_by_machine(ctx: DiagnosticContext) -> bool:
+    failure = ctx.status.last_failure
+    is_fault = failure is None or failure.cause in ("device", "node")
+    return is_fault and ctx.status.phase is not Phase.RUNNING
+
+
+def _describe_machine_faults(ctx: DiagnosticContext) -> Diagnosis | None:
     avoided = {each.node for each in ctx.status.avoided}
     known = [each for each in ctx.status.machine_faults if each.machine not in avoided]
     again = [each for each in known if each.faults > 1]
@@ -446,7 +461,7 @@ def find_machine_faults(ctx: DiagnosticContext) -> Diagnosis | None:
         return None
     last = again[-1]
     what = "a GPU of" if last.cause == "device" else "node"
-    sentence = f"{what} {last.machine} has failed, {count(last.faults, 'time')} in this run"
+    sentence = f"{what} {last.machine} has failed {count(last.faults, 'time')} in this run"
     fix, commands = "look at `nvidia-smi -q` there, and for Xid in its kernel log", []
     if ctx.status.location == "cluster":
         fix = f"keep this job off it, or cordon it for all; {fix}"

@@ -68,6 +68,7 @@ RULES: tuple[Rule, ...] = (
     runtime.find_starting,
     runtime.find_refused_connections,
     admission.find_outdated,
+    failures.find_earlier_machine_faults,
     losses.find_missing_key,
     scheduling.find_avoided_nodes,
 )

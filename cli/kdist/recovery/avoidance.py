@@ -13,10 +13,11 @@ import hashlib
 import math
 import time
 from dataclasses import asdict, replace
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from kdist import rbac
-from kdist.cluster import JobObjects, find_makers
+from kdist.cluster import ApiError, JobObjects, find_makers
 from kdist.errors import Code, KdistError, UsageError
 from kdist.job.cluster.snapshot import or_none
 from kdist.manifest import AVOID_LABEL, JOB_LABEL, MANAGED_BY, OWNER, mark
@@ -26,6 +27,7 @@ from kdist.status.documents import Document
 from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
+    from kdist.cluster import Cluster
     from kdist.job.cluster.applied import AppliedJob
 
 AVOID_SECONDS: Final = 86_400.0
@@ -67,9 +69,10 @@ def avoid(
             hint="remove spec.nodeName from podTemplate, and restart the job",
         )
     makers = find_makers(cluster, target.backend, target.workload())
+    # without a backend: the marker is a Job, whatever the kind of the workload
     objects = JobObjects(cluster, replace(target.owner, backend="", makers=makers))
     pods = cluster.list("v1", "Pod", selector=target.backend.pod_selector(job))
-    # those that would come back stay
+    # pods that do not refuse markers would come back: they stay
     pods = [pod for pod in pods if objects.owner.owns(pod, "Pod") and _refuses_markers(pod, job)]
     there = [pod for pod in pods if documents.text(pod, "spec", "nodeName") == node]
     if not pods:
@@ -79,7 +82,8 @@ def avoid(
             hint="a restart makes new pods, from the last checkpoint",
             next_command=target.command("restart"),
         )
-    if not there and or_none(lambda: cluster.get("v1", "Node", node)) is None:
+    marker = or_none(lambda: cluster.get(*_JOB, name_marker(job, node)))
+    if not there and marker is None and _is_absent(cluster, node):
         raise UsageError(
             f"--avoid {node}: there is no such node", next_command=target.command("status")
         )
@@ -89,7 +93,6 @@ def avoid(
         if documents.text(pod, "status", "phase") not in ("Succeeded", "Failed")
         and not documents.text(pod, "metadata", "deletionTimestamp")
     ]
-    marker = or_none(lambda: cluster.get(*_JOB, name_marker(job, node)))
     if marker is not None:
         objects.owner.check(marker, api_version=_JOB[0], kind=_JOB[1])
     # a scheduler that puts a pod next to the marker would do so again
@@ -132,6 +135,17 @@ def allow(target: AppliedJob, node: str, *, dry_run: bool = False, change: bool 
         rbac.require(target.cluster, [Right("delete", *_JOB)])
         objects = JobObjects(target.cluster, replace(target.owner, backend=""))
         objects.remove(*_JOB, name, dry_run=dry_run)
+
+
+def _is_absent(cluster: Cluster, node: str) -> bool:
+    """Whether there is no such node; False for a user who may not read nodes."""
+    try:
+        cluster.get("v1", "Node", node)
+    except ApiError as error:
+        if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
+            raise
+        return error.status == HTTPStatus.NOT_FOUND
+    return False
 
 
 def _created(document: Document | None) -> float | None:
@@ -218,8 +232,8 @@ def _wait_for_pod(target: AppliedJob, marker: str) -> None:
     while not documents.integer(target.cluster.get(*_JOB, marker), "status", "active"):
         if time.monotonic() > end:
             raise KdistError(
-                f"job.batch/{marker} has made no pod for {_PATIENCE_SECONDS:.0f} s, such as for a "
-                f"quota, so no pod of {target.name} was deleted",
+                f"job.batch/{marker} has made no pod for {_PATIENCE_SECONDS:.0f} s, for example "
+                f"because of a quota, so no pod of {target.name} was deleted",
                 next_command=f"kubectl describe job {marker} -n {target.namespace}",
                 code=Code.TIMEOUT,
             )

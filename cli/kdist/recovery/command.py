@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     "duration",
     type=options.seconds,
     metavar="DURATION",
-    default="24h",
-    show_default=True,
-    help="How long --avoid lasts.",
+    help="How long --avoid lasts (default: 24h).",
 )
 @click.option("--allow", "allowed", metavar="NODE", help="Let the job's pods use this node again.")
 @options.cluster_options
@@ -53,7 +51,7 @@ def command(
     *,
     switched_off: tuple[str, ...],
     avoided: str | None,
-    duration: float,
+    duration: float | None,
     allowed: str | None,
     wait: bool,
     dry_run: str,
@@ -89,7 +87,7 @@ def command(
       6 one is left after --timeout, or with --no-wait   7 a right is missing
     """
     from kdist.job.local.job import LocalJob
-    from kdist.recovery import recover
+    from kdist.recovery import AVOID_SECONDS, recover
 
     meant = targets.find(job, file, changes=True, **cluster_options)
     if isinstance(meant, LocalJob):
@@ -97,10 +95,13 @@ def command(
     target = meant.applied
     how = {"dry_run": dry_run == "server", "change": dry_run != "client"}
     note = "" if dry_run == "none" else f" ({dry_run} dry run)"
+    if duration is not None and not avoided:
+        raise UsageError("--for belongs to --avoid")
     if avoided or allowed:
         if switched_off or (avoided and allowed):
             raise UsageError("choose one of --node-is-off, --avoid and --allow")
-        _avoid_or_allow(target, avoided or "", allowed or "", duration, output, note, **how)
+        seconds = AVOID_SECONDS if duration is None else duration
+        _avoid_or_allow(target, avoided or "", allowed or "", seconds, output, note, **how)
         return Code.OK
     found = recover(
         target,

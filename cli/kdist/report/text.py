@@ -99,7 +99,7 @@ def remarks(report: Report) -> list[str]:
     ranks = report.get("separateRanks")
     told = [f"{describe_separate_ranks(ranks)}; {SEPARATE_RANKS_FIX}"] if ranks else []
     faults = read_machine_faults(report, "machineFaults")
-    return [*told, *(f"GPU or node of {each}" for each in faults)]
+    return [*told, *(f"faulty machine {each}" for each in faults)]
 
 
 def summary(report: Report) -> str:

@@ -171,7 +171,7 @@ def find(path: Sequence[str | int]) -> Field | None:
     return field
 
 
-REMOVED = {"spec.standby": "remove it: a lost rank is replaced without it, hardly later"}
+REMOVED = {"spec.standby": "remove the line: lost ranks are replaced quickly without it"}
 """Fields of earlier versions, and what to do instead."""
 
 

@@ -2,8 +2,9 @@
 in, a `JobStatus` out.
 
 `snapshot` holds the documents of a job and derives the status from them, `job_status` decides the
-phase. `pods`, `agent_status` and `resource_state` each read one kind of document, with the access
-functions of `documents`, because documents of a cluster may be incomplete or invalid.
+phase, `step_history` estimates the time left. `pods`, `agent_status` and `resource_state` each read
+one kind of document, with the access functions of `documents`, because documents of a cluster may
+be incomplete or invalid.
 
 Fetching documents is `kdist.job.cluster`, explaining a phase is `kdist.diagnose`, and showing it is
 `kdist.views`. Read `snapshot` first.

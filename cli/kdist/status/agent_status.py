@@ -114,9 +114,14 @@ class MachineFaults:
     message: str = ""
     time: float | None = None
 
+    @property
+    def summary(self) -> str:
+        """The number of its faults, and what the last one was, as far as it is known."""
+        last = ": ".join(filter(None, (self.cause, self.message)))
+        return count(self.faults, "fault") + (f", last {last}" if last else "")
+
     def __str__(self) -> str:
-        last = f"{self.cause}: {self.message}"
-        return f"{self.machine}: {count(self.faults, 'fault')}, last {last}"
+        return f"{self.machine}: {self.summary}"
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def test_a_machine_that_fails_again_is_named_with_the_commands_that_keep_the_job
     }
     found = diagnose(scene([pod(0), pod(1, node="worker-2")], reports=reports))
     assert (found.cause, found.severity) == ("machine-faults", "waiting")
-    assert found.sentence.startswith("a GPU of worker-2 has failed, 2 times in this run")
+    assert found.sentence.startswith("a GPU of worker-2 has failed 2 times in this run")
     assert found.evidence == ("gpu-1: 1 fault, last device: CUDA error: uncorrectable ECC",)
     assert found.commands == (
         "kdist recover digits -n ml --avoid worker-2",
@@ -95,6 +95,16 @@ def test_a_machine_that_fails_again_is_named_with_the_commands_that_keep_the_job
     )
     (other,) = found.also
     assert f"rank 1 on {OLD} of machine worker-2 failed: device" in other.sentence
+
+
+def test_what_is_wrong_now_comes_before_a_machine_that_failed_earlier() -> None:
+    first = report(machine_faults=[faults("worker-2", 2)])
+    second = report(ranks=(1,))
+    first["ranks"][0] |= {"heartbeat_age": 8.0, "collective": "all_reduce(float32[1024]) #17"}
+    second["ranks"][0] |= {"heartbeat_age": 8.5}
+    found = diagnose(scene([pod(0), pod(1)], reports={FIRST: first, OLD: second}))
+    assert found.cause == "hang"
+    assert "machine-faults" in [each.cause for each in found.also]
 
 
 def test_a_machine_that_has_failed_once_is_only_shown() -> None:

@@ -64,7 +64,7 @@ def test_a_machine_at_fault_is_named_where_the_attempt_ended_and_above_the_table
     (faults,) = report["machineFaults"]
     assert (faults["machine"], faults["faults"], faults["time"]) == ("gpu-7", 1, 113.0)
     assert report["attempts"][0]["failure"]["machine"] == "gpu-7"
-    assert text.remarks(report) == ["GPU or node of gpu-7: 1 fault, last device: ECC"]
+    assert text.remarks(report) == ["faulty machine gpu-7: 1 fault, last device: ECC"]
 
 
 def test_attempts_count_kept_and_lost_steps_and_name_what_ended_them() -> None:

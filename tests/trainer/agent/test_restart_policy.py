@@ -458,7 +458,8 @@ def test_faults_of_machines_spend_a_limit_of_their_own_however_alike_they_are(jo
     assert job.failure_backoff_seconds() == 0, "the limit is reached"
     job.agent_store.post_failures(6, [broken(6)])
     assert job.open().over.startswith(
-        "limit of machines' faults reached: 4 restarts without progress; the last failure: Acc"
+        "limit of device faults (spec.restart.deviceFaults) reached: 4 restarts without progress; "
+        "the last failure: Acc"
     )
 
 

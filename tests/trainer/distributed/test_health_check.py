@@ -123,15 +123,18 @@ def test_kept_ranks_keep_their_gpus_and_are_saved_before_the_node_leaves(
     assert asked == [8, 0, "saved"]
 
 
-def test_memory_that_another_process_holds_is_no_fault_of_the_gpu(
+def test_used_memory_and_an_image_for_other_gpus_are_no_faults_of_the_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    errors = iter([torch.OutOfMemoryError("CUDA out of memory. Tried"), RuntimeError("Xid 79")])
+    image = "CUDA error: no kernel image is available for execution on the device"
+    memory = torch.OutOfMemoryError("CUDA out of memory. Tried")
+    errors = iter([memory, RuntimeError(image), RuntimeError("Xid 79")])
 
     def multiply(_: object) -> None:
         raise next(errors)
 
     monkeypatch.setattr(health_check, "multiply", multiply)
+    health_check.main()
     health_check.main()
     with pytest.raises(RuntimeError, match="Xid"):
         health_check.main()
@@ -148,7 +151,7 @@ def test_products_of_matrices_that_differ_are_a_fault_of_the_device(
 ) -> None:
     assert health_check.multiply(["cpu", "cpu"], seconds=0.05, size=64) > 1
     monkeypatch.setattr(torch, "equal", lambda *_: False)
-    with pytest.raises(DeviceFaultError, match="cpu computes a matrix product in two ways"):
+    with pytest.raises(DeviceFaultError, match="cpu returns different results"):
         health_check.multiply(["cpu"], seconds=0.05, size=8)
 
 

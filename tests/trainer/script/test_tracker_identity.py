@@ -154,7 +154,7 @@ def test_params_that_have_changed_stay_with_one_warning(tmp_path: Path) -> None:
         "KDIST_RUN_ID": RUN,
         "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
     }
-    code = PARAMS.replace("WORKERS", "3")
+    code = PARAMS.replace("WORKERS", "20")
     ended = run_script(tmp_path / "script.py", code=code, **around)
     assert (ended.returncode, ended.stdout.split()) == (0, first)
     assert ended.stderr.count("tracker-params-kept") == 1

@@ -26,7 +26,7 @@ from tests.trainer.training.tasks import describe, done, losses, train_here
 from tests.trainer.training.test_resume import interrupt, train_and_listen
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/training.md"
-TABLE = re.compile(r"(<!-- made by config/changes\.py -->\n).*(<!-- end -->\n)", re.DOTALL)
+TABLE = re.compile(r"(<!-- made by config/edit_rules\.py -->\n).*(<!-- end -->\n)", re.DOTALL)
 
 
 def sections(**edits: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -64,6 +64,7 @@ def test_every_field_of_the_training_has_its_rule_and_every_rule_its_field() -> 
 
 def test_the_table_in_the_documentation_is_that_of_the_rules() -> None:
     page = PAGE.read_text()
+    assert TABLE.search(page)
     fresh = TABLE.sub(lambda found: f"{found[1]}\n{edit_rules.table()}\n{found[2]}", page)
     if os.environ.get("KDIST_REGENERATE"):
         PAGE.write_text(fresh)

@@ -231,10 +231,11 @@ def _failure_of(context: ExitContext, local_rank: int, code: int) -> Failure:
     found = replace(found, types=())
     if rule is None:
         return found
-    own, is_final = found.code, rule.action == FAIL_JOB
-    fitting = own if own.retryable != is_final else Exit.USER if is_final else Exit.RETRY
+    fails = rule.action == FAIL_JOB
+    if found.code.retryable == fails:  # the exit code must say what the rule says
+        found = replace(found, code=Exit.USER if fails else Exit.RETRY)
     message = f"{found.message} (spec.restart.rules: {rule.action})"
-    return replace(found, code=fitting, action=rule.action, message=message)
+    return replace(found, action=rule.action, message=message)
 
 
 def _find_failure(context: ExitContext, local_rank: int, code: int) -> Failure:

@@ -156,15 +156,16 @@ def end(
         names = ("cause", "code", "rank", "step", "traceback", "message")
         fields = {name: record.get(name) for name in names}
         log.error("failed", node=record.get("node") or settings.node, **fields)
-    if tracker is not None and code.retryable:
-        tracker.kill()
-    elif tracker is not None:
-        tracker.end(stop)
     keep_alive = settings.on_finish == KEEP_ALIVE and not code.retryable
     if exporter is None and keep_alive:
         exporter = start_exporter(settings, procs=1)
     if exporter is not None:
         exporter.set_exit_record(record)
+    if tracker is not None and code.retryable:
+        tracker.kill()
+    elif tracker is not None:
+        tracker.end(stop)
+    if exporter is not None:
         if keep_alive:
             log.event(
                 "kept-alive",

@@ -540,7 +540,7 @@ class WorkerMonitor:
         """Have the workers save and stop once the job has been active for as long as it may be."""
         if self._terminated_at is None and self.generation.is_past_deadline(self.config):
             self._is_past_deadline = True
-            log.event("stopping", reason="activeDeadlineSeconds is over")
+            log.event("stopping", reason="activeDeadlineSeconds has passed")
             self._terminate(DEADLINE, since=time.monotonic())
 
     def _read_poll(self) -> PollResult:

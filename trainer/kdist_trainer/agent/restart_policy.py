@@ -620,7 +620,11 @@ class RestartLedger(RunRecords):
             return f"{times}: {failure.message}"
         kind = limit_of(failure)
         if counts[kind] > self._limits.get(kind, math.inf):
-            what = "restart limit" if kind == RESTARTS else "limit of machines' faults"
+            what = (
+                "restart limit"
+                if kind == RESTARTS
+                else "limit of device faults (spec.restart.deviceFaults)"
+            )
             limit = f"{what} reached: {self._limits[kind]} restarts without progress"
             limit += f"; {slow}" if slow else ""
             where = f", on {failure.machine}" if failure.is_of_machine and failure.machine else ""

@@ -274,7 +274,8 @@ class TerminationPolicy:
             self.leave_and_save()
         step = self._ledger.committed_step()
         message = (
-            f"activeDeadlineSeconds ({self._settings.config.active_deadline_seconds} s) is over"
+            "the job was active longer than activeDeadlineSeconds "
+            f"({self._settings.config.active_deadline_seconds} s)"
         )
         message += f"; step {step} is saved" if step else ""
         failure = Failure.of_node(

@@ -63,7 +63,7 @@ class TrackerProcess:
     def tend(self) -> None:
         """Start the process if it belongs here and does not run; if it has died, after a while."""
         if self._process is not None and (code := self._process.poll()) is not None:
-            self._fail(f"the tracker has exited with {code}; another is started")
+            self._fail(f"the tracker exited with code {code} and will be restarted")
         if self._is_wanted and self._process is None and time.monotonic() >= self._retry_at:
             self._start()
 
@@ -75,11 +75,14 @@ class TrackerProcess:
                 command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True
             )
         except OSError as error:
-            self._fail(f"the tracker does not start: {error}")
+            self._fail(f"cannot start the tracker: {error}")
             return
         self._process = process
         _started.add(process.pid)
-        start_thread(partial(self._read, process), name="tracker", on_error=OnError.REPORT)
+        try:
+            start_thread(partial(self._read, process), name="tracker", on_error=OnError.REPORT)
+        except RuntimeError as error:  # no thread is left
+            self._fail(f"cannot start the tracker: {error}")
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         for line in process.stdout or ():
@@ -101,7 +104,7 @@ class TrackerProcess:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             if not self._wait(self._process, stop):
-                self._fail("the tracker has not been given all steps of the run")
+                self._fail("the tracker did not receive all steps of the run")
         self.kill()
 
     def _wait(self, process: subprocess.Popen[bytes], stop: StopSignals) -> bool:

@@ -186,7 +186,11 @@ class WorkerProcesses:
         """Reap orphans that have exited."""
         if not hasattr(os, "waitid"):
             return
-        known = _servers() | {process.pid for process in self._processes.values()}
+        known = (
+            _servers()
+            | tracker_process.pids()
+            | {process.pid for process in self._processes.values()}
+        )
         with contextlib.suppress(ChildProcessError):
             while (
                 ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

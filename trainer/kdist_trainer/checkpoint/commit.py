@@ -221,7 +221,8 @@ OLD_SECONDS = 3600
 
 
 def prune(directory: CheckpointDirectory, lock: Lock, *, keep: Keep, apart: float = 0.0) -> None:
-    """Remove old checkpoints after a commit; the caller holds the lock. Never raises `OSError`.
+    """Remove old checkpoints after a commit; the caller holds the lock. Never raises `OSError`
+    or `ValueError`.
 
     Args:
         directory: the checkpoint folder.
@@ -229,7 +230,7 @@ def prune(directory: CheckpointDirectory, lock: Lock, *, keep: Keep, apart: floa
         keep: which valid checkpoints stay.
         apart: seconds that must lie between the last ones besides the newest one.
     """
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # a newer version has written the ledger: all stay
         evaluated = RunLedger(directory.root).events() if keep.best is not None else ()
         committed = directory.committed()
         valid = lock.valid(committed)

@@ -5,8 +5,8 @@ that fails it does not join.
 
 from __future__ import annotations
 
+import errno
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,13 +16,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from kdist_trainer.causes import BY_NAME
 from kdist_trainer.config import Cause, Preflight
-from kdist_trainer.errors import ConfigError, DeviceFaultError, NodeFaultError, classify
+from kdist_trainer.errors import ConfigError, DeviceFaultError, NodeFaultError, find
+from kdist_trainer.processes import process_tree
+from kdist_trainer.processes.descriptors import EXHAUSTED
 
 _SECONDS: Final = 1.0
 _SIZE: Final = 4096
 _TAIL: Final = 2000  # bytes of the output's end
 _LINES: Final = 5
+_SCARCE: Final = {errno.EAGAIN, errno.ENOMEM, *EXHAUSTED}
 _NOT_RUN: Final = (126, 127)  # what a shell says of a command that is missing or no program
 
 
@@ -37,7 +41,7 @@ def check_node(preflight: Preflight | None, *, node: str, gpus: int, code: Path 
     preflight = preflight or Preflight()
     command = preflight.command
     if command is None and gpus:
-        command = [sys.executable, "-m", __name__]
+        command = [sys.executable, "-P", "-m", __name__]
     if command is None:
         return
     with tempfile.TemporaryFile() as output:
@@ -51,15 +55,17 @@ def check_node(preflight: Preflight | None, *, node: str, gpus: int, code: Path 
                 start_new_session=True,
             )
         except OSError as error:
+            if preflight.command is None or error.errno in _SCARCE:
+                what = f"the health check of node {node} cannot be started: {error}"
+                raise NodeFaultError(what) from error
             raise ConfigError(f"spec.preflight.command cannot be run: {error}") from error
         how = f"took longer than {preflight.timeout_seconds} s"
         try:
             with suppress(subprocess.TimeoutExpired):
                 how = f"ended with exit code {process.wait(preflight.timeout_seconds)}"
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            if process.poll() is None:  # one that waits in a driver may not die: no longer wait
+                process_tree.kill(below=[process.pid])
         output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
         lines = output.read().decode(errors="replace").splitlines()
     if process.returncode == 0:
@@ -84,7 +90,9 @@ def multiply(devices: Sequence[str], *, seconds: float = _SECONDS, size: int = _
         found = [matrix @ matrix for matrix in matrices]  # all devices at the same time
         for device, one, other in zip(devices, found, expected, strict=True):
             if not torch.equal(one, other):
-                raise DeviceFaultError(f"{device} computes a matrix product in two ways")
+                raise DeviceFaultError(
+                    f"{device} returns different results for the same matrix product"
+                )
         rounds += 1
     return rounds
 
@@ -96,7 +104,10 @@ def main() -> None:
     try:
         multiply([f"cuda:{index}" for index in range(device_count())])
     except RuntimeError as error:
-        if classify(error)[0] is not Cause.OOM_DEVICE:  # another process may hold the memory
+        found = find(error)
+        row = BY_NAME.get(found.signature)
+        # anything else may be the image's, or another process's: the ranks meet and report it
+        if found.cause is Cause.DEVICE or (row is not None and row.of_machine):
             raise
 
 

@@ -12,7 +12,7 @@ whose keys name the version of the job's pods, and notes in an agent's own folde
 
 Next to it are the readers and writers that several packages need: `json_text` writes JSON and
 `untrusted_text` reads it, `step_lines` reads the ledger's lines of steps, `allow_list` reads
-pickles, `digest` detects damage.
+pickles, `digest` detects damage, `machine_faults` counts the faults of machines in a ledger.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def continue_mlflow(identity: str) -> None:
     def start_run(*args: Any, **named: Any) -> Any:
         nonlocal is_first
         was_first, is_first = is_first, False
-        # by these the script names a run itself
+        # with any of these the script names the run itself
         if was_first and not (args or named.get("run_id") or "MLFLOW_RUN_ID" in os.environ):
             named["tags"] = {TAG: identity, **(named.get("tags") or {})}
             try:
@@ -104,8 +104,9 @@ def continue_mlflow(identity: str) -> None:
                     _keep_params(fluent.MlflowClient, run)
                     return begin(**{**named, "run_id": run.info.run_id})
             except Exception as error:  # noqa: BLE001 - it may begin a curve, and must not end a script
-                what = f"MLflow begins a new curve: {type(error).__name__}: {error}"
-                log.warn("tracker-unnamed", message=hide_userinfo(what))
+                why = hide_userinfo(f"{type(error).__name__}: {error}")
+                what = "MLflow starts a new run, since the earlier one cannot be continued"
+                log.warn("tracker-unnamed", message=f"{what}: {why}")
         return begin(*args, **named)
 
     mlflow.start_run = fluent.start_run = start_run
@@ -119,10 +120,11 @@ def _keep_params(client: Any, run: Any) -> None:
     def is_kept(key: str, value: Any) -> bool:
         nonlocal is_told
         former = known.get(key)
-        # MLflow cuts long values
-        if former is not None and not is_told and not str(value).startswith(former):
+        text = str(value)
+        is_same = text == former or (len(former or "") >= 500 and text.startswith(str(former)))
+        if former is not None and not is_told and not is_same:  # MLflow truncates long values
             is_told = True
-            what = f"MLflow keeps the params of the run, such as {key}: {former}"
+            what = f"MLflow keeps the earlier values of the run's params, such as {key}: {former}"
             log.warn("tracker-params-kept", message=hide_userinfo(what))
         return former is not None
 

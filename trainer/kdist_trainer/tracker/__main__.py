@@ -38,10 +38,10 @@ def main() -> None:
             follow(config, root, ended=ended)
             return
         except Exception as error:  # noqa: BLE001 - a tracker must not end what it only shows
-            what = f"the tracker is not given the run's steps now: {type(error).__name__}: {error}"
+            what = f"cannot send the run's steps to the tracker: {type(error).__name__}: {error}"
             log.warn("tracker-failed", message=hide_userinfo(what))
         if ended:
-            return
+            sys.exit(1)
         ended = is_ended(_RETRY_SECONDS)
 
 

@@ -16,7 +16,7 @@ from kdist_trainer.object_store.store import ObjectPath
 
 LOSS: Final = "train/loss"
 SIZE: Final = "world_size"
-"""Of which each step has a value."""
+"""The metric that every step has."""
 _PIECE_BYTES: Final = 1 << 20
 
 Point = tuple[int, dict[str, float]]
@@ -109,6 +109,7 @@ def _is_step(line: Line) -> bool:
             "loss": str() | None,
             "seconds": int() | float(),
         }:
-            with suppress(ValueError):
-                return line["loss"] is None or bool(float.fromhex(line["loss"]) or True)
+            with suppress(ValueError, OverflowError):
+                float.fromhex("0" if line["loss"] is None else line["loss"])
+                return True
     return False

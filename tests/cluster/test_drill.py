@@ -90,12 +90,8 @@ def test_what_the_job_would_not_survive_or_the_user_may_not_do_is_refused(
     begin(namespace, calm(train={"steps": STEPS}))
     preview = json.loads(namespace.kdist("drill", "digits", "-o", "json"))
     survives = {each["fault"]: each["survives"] for each in preview["faults"]}
-    assert survives == {
-        **dict.fromkeys(("rank", "agent", "pod", "silence"), True),
-        "disk-full": False,
-    }
+    assert survives == dict.fromkeys(("rank", "agent", "pod", "silence"), True)
     before = {each["metadata"]["uid"] for each in namespace.pods("digits")}
-    namespace.kdist("drill", "digits", "--fault", "disk-full", "--yes", code=1)
     namespace.kdist("drill", "digits", "--fault", "pod", code=2)
     viewer = f"system:serviceaccount:{namespace.name}:viewer"
     namespace.kubectl("create", "serviceaccount", "viewer")

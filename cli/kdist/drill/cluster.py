@@ -154,10 +154,6 @@ class ClusterDrillTarget:
         with self._target.cluster.session(node, command, container=container) as session:
             yield session
 
-    @property
-    def checkpoints(self) -> str:
-        return self._target.checkpoints
-
     def find_scratch(self, node: str) -> str:  # noqa: ARG002 - the protocol's signature
         return SCRATCH_MOUNT
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kdist.drill.target import DrillTarget, FaultPlan
 
 
-_FAULTS = ("rank", "agent", "pod", "silence", "disk-full")
+_FAULTS = ("rank", "agent", "pod", "silence")
 
 
 @click.command()
@@ -34,7 +34,7 @@ _FAULTS = ("rank", "agent", "pod", "silence", "disk-full")
     "lasts",
     type=options.seconds,
     metavar="DURATION",
-    help="How long silence or disk-full lasts (default: until the others have noticed a silence).",
+    help="How long a silence lasts (default: until the others have noticed it).",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @options.accept_option
@@ -69,11 +69,10 @@ def command(
 
     \b
     Faults:
-      rank       kill -9 of one rank
-      agent      kill -9 of a node's agent, whose ranks then end
-      pod        delete a pod at once; of a run here, kill an agent with its ranks
-      silence    stop all processes of a node (SIGSTOP), then let them go on
-      disk-full  fill a file system that holds nothing but the job's checkpoints
+      rank     kill -9 of one rank
+      agent    kill -9 of a node's agent, whose ranks then end
+      pod      delete a pod at once; of a run here, kill an agent with its ranks
+      silence  stop all processes of a node (SIGSTOP), then let them go on
 
     The report compares what the job's own records show with what is promised: the time without a
     finished step, the steps that were done again, their losses bit by bit, the samples. Ctrl-C ends
@@ -138,7 +137,7 @@ def _preview(situation: Situation, output: str) -> None:
             "fault": fault,
             "does": does,
             "obstacle": faults.why_refused(fault, situation),
-            "costs": faults.describe_risk(fault, situation),
+            "costs": faults.describe_risk(situation),
         }
         for fault, does in faults.FAULTS.items()
     ]
@@ -149,7 +148,7 @@ def _preview(situation: Situation, output: str) -> None:
     for each in found:
         fault, obstacle = each["fault"], each["obstacle"]
         what = f"not now: {obstacle}" if obstacle else f"{each['does']}; costs {each['costs']}"
-        console.paragraph(what, start=f"{fault:11}{'no ' if obstacle else 'yes'}  ")
+        console.paragraph(what, start=f"{fault:9}{'no ' if obstacle else 'yes'}  ")
     if possible := [each["fault"] for each in found if not each["obstacle"]]:
         command = situation.check.replace("kdist status", "kdist drill", 1)
         console.message(f"Next: {command} --fault {possible[0]}")
@@ -158,7 +157,7 @@ def _preview(situation: Situation, output: str) -> None:
 def _describe(situation: Situation, plan: FaultPlan) -> str:
     from kdist.drill import faults
 
-    risk = faults.describe_risk(plan.fault, situation)
+    risk = faults.describe_risk(situation)
     return f"{plan.action} of {situation.name}, which costs {risk}"
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final, Self
 
 from kdist.drill import faults
-from kdist.drill.faults import LASTING, Fault, Situation
+from kdist.drill.faults import Fault, Situation
 from kdist.drill.report import DrillReport, Ledger, Observation, build_drill_report, is_over
 from kdist.drill.target import DrillTarget, FaultPlan, Program
 from kdist.errors import KdistError, NotFoundError, UsageError
@@ -37,7 +37,6 @@ _ACTIONS: Final[dict[Fault, str]] = {
     "agent": "kill-agent",
     "pod": "kill-node",
     "silence": "silence",
-    "disk-full": "fill",
 }
 
 
@@ -53,28 +52,12 @@ def examine(place: DrillTarget, fault: Fault | None = None) -> Situation:
         forbidden = place.find_forbidden()
     else:
         place.require_rights(fault)
-    fills = fault in (None, "disk-full") and "disk-full" not in forbidden
     return replace(
         found,
         drill=place.find_drill(),
         forbidden=forbidden,
         saved=_find_saved(place.read_ledger()),
-        disk=_check_disk(place, found) if fills else "",
     )
-
-
-def _check_disk(place: DrillTarget, situation: Situation) -> str:
-    """Why the file system of the checkpoints must not be filled; empty if it may be."""
-    node = next(iter(situation.documents), None)
-    if node is None or not situation.has_checkpoints:
-        return ""
-    if "://" in place.checkpoints:
-        return "its checkpoints are in a bucket, so there is no file system to fill"
-    try:
-        with place.start_program(node, ["check", "--folder", place.checkpoints]) as program:
-            return documents.text(_read(program, _INJECT_SECONDS), "reason")
-    except KdistError as error:
-        return f"its file system cannot be examined: {error.message}"
 
 
 def _find_saved(ledger: Ledger) -> int | None:
@@ -97,10 +80,10 @@ def plan_fault(
     """
     if rank is not None and fault != "rank":
         raise UsageError(f"--rank belongs to --fault rank, not {fault}", hint="use --node")
-    if node is not None and fault in ("rank", "disk-full"):
+    if node is not None and fault == "rank":
         raise UsageError(f"--node does not belong to --fault {fault}")
-    if lasts is not None and fault not in LASTING:
-        raise UsageError(f"--for belongs to {' and '.join(LASTING)}; {fault} does not last")
+    if lasts is not None and fault != "silence":
+        raise UsageError(f"--for belongs to silence; {fault} does not last")
     _refuse(fault, situation)
     if fault == "rank":
         known = situation.ranks
@@ -125,7 +108,7 @@ def plan_fault(
     if agent is None:
         raise KdistError(f"the agent of {struck} does not answer", next_command=situation.check)
     lasting = faults.default_seconds(fault, situation) if lasts is None else lasts
-    return FaultPlan(fault, struck, chosen, local_rank, agent, lasting if fault in LASTING else 0.0)
+    return FaultPlan(fault, struck, chosen, local_rank, agent, lasting)
 
 
 def _refuse(fault: Fault, situation: Situation, node: str = "") -> None:
@@ -162,8 +145,6 @@ def run_drill(
             seen = replace(seen, began=began, struck_at=struck_at, lasted=lasted)
             if plan.seconds:
                 notify(f"the fault is over after {seconds(lasted)}")
-                events = max(len(place.read_ledger().events), len(ledger.events))
-                seen = replace(seen, events_at_end=events)
             return build_drill_report(_observe(place, seen, watcher, limit))
 
 
@@ -212,11 +193,10 @@ def _inject(
         struck_at = time.monotonic()
         if not plan.seconds:
             return struck_at
-        if plan.fault == "silence":
-            watcher.without = plan.node
+        watcher.without = plan.node
         ended = _read(program, plan.seconds + _SPARE_SECONDS)
     watcher.without = ""
-    if plan.fault == "silence" and ended.get("state") != "over":
+    if ended.get("state") != "over":
         # the program has ended too early
         with place.start_program(plan.node, ["wake", *options]) as program:
             _read(program, _INJECT_SECONDS)

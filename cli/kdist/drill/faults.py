@@ -15,25 +15,20 @@ from kdist.status import documents
 from kdist.status.agent_status import RUNNING_STATES, AgentStatus
 from kdist.units import count
 
-Fault = Literal["rank", "agent", "pod", "silence", "disk-full"]
+Fault = Literal["rank", "agent", "pod", "silence"]
 
 FAULTS: Final[dict[Fault, str]] = {
     "rank": "kill the process of one rank",
     "agent": "kill the agent of one node",
     "pod": "take one node away: its agent with its ranks",
     "silence": "stop all processes of one node for a while",
-    "disk-full": "fill the file system of the checkpoints for a while",
 }
 """What each fault does."""
 
-LASTING: Final = ("silence", "disk-full")
-"""Faults that last for a time."""
 _Number = TypeVar("_Number", int, float)
-_FATAL: Final = ("rank", "agent", "pod", "silence")  # those that end worker groups
 _LEAST_RESTARTS = 2
 _LEAST_SILENCE = 15.0  # seconds
 _SILENCE_RATIO = 1.5
-_DISK_SECONDS = 20.0
 _SCRIPT_SECONDS = 30.0  # in which a script on gloo notices a peer that is silent
 
 
@@ -52,7 +47,6 @@ class Situation:
         inactive: why it does not run; empty if it does.
         drill: the drill that is in progress; empty without one.
         saved: the step of the last checkpoint in the ledger; None if there is none.
-        disk: why the file system of the checkpoints must not be filled; empty if it may be.
         forbidden: for each fault the rights that the user lacks; empty if none is missing.
         unreturnable: nodes that could not come back, with the reason.
         check: the command that shows what the job is doing.
@@ -68,7 +62,6 @@ class Situation:
     inactive: str = ""
     drill: str = ""
     saved: int | None = None
-    disk: str = ""
     forbidden: Mapping[Fault, str] = field(default_factory=dict)
     unreturnable: Mapping[str, str] = field(default_factory=dict)
     check: str = ""
@@ -160,9 +153,9 @@ def silence_bound(situation: Situation) -> float:
 
 def default_seconds(fault: Fault, situation: Situation) -> float:
     """How long a fault lasts by default: a silence for so long that the others notice it."""
-    if fault == "silence":
-        return max(_LEAST_SILENCE, _SILENCE_RATIO * silence_bound(situation))
-    return _DISK_SECONDS if fault == "disk-full" else 0.0
+    if fault != "silence":
+        return 0.0
+    return max(_LEAST_SILENCE, _SILENCE_RATIO * silence_bound(situation))
 
 
 def why_refused(fault: Fault, situation: Situation, *, node: str = "") -> str:
@@ -182,14 +175,7 @@ def _obstacles(fault: Fault, situation: Situation, node: str) -> Iterator[str]:
     if not situation.trains:
         states = ", ".join(sorted({report.state for report in situation.reports}))
         yield f"it is not training now ({states or 'unknown'}): a second fault would prove nothing"
-    if not situation.has_checkpoints and fault == "disk-full":
-        yield "it keeps no checkpoints, so there is no disk to fill"
-    if situation.is_script and fault == "disk-full":
-        yield "a script writes its checkpoints by itself, and may not survive a write that fails"
-    if situation.disk and fault == "disk-full":
-        yield situation.disk
-    if fault in _FATAL:
-        yield from _fatal_obstacles(situation)
+    yield from _fatal_obstacles(situation)
     if fault in ("agent", "silence") and situation.place == "cluster":
         for each in _among(situation.documents, node):
             # an image without an init process has the agent as process 1
@@ -235,7 +221,7 @@ def _fatal_obstacles(situation: Situation) -> Iterator[str]:
 
 def list_warnings(fault: Fault, situation: Situation, *, seconds: float = 0.0) -> Iterator[str]:
     """What the user should know of a fault that may be tried."""
-    if situation.is_script and fault in _FATAL and situation.committed is None:
+    if situation.is_script and situation.committed is None:
         yield (
             "it is a script that has saved no checkpoint known to kdist: it may begin at its "
             "first step again"
@@ -253,10 +239,8 @@ def list_warnings(fault: Fault, situation: Situation, *, seconds: float = 0.0) -
         yield "node 0 holds the rendezvous (c10d): if it is struck, all pods restart and resume"
 
 
-def describe_risk(fault: Fault, situation: Situation) -> str:
+def describe_risk(situation: Situation) -> str:
     """What a fault may cost, for the question and the preview."""
-    if fault not in _FATAL:
-        return "no step"
     step, committed = situation.step, situation.committed
     if step is None or committed is None:
         return "an unknown number of steps, and a restart"

@@ -5,8 +5,8 @@ Its own text is sent, so it works with every image that has Python: it imports n
 standard library, and nothing of kdist. It prints one JSON object per line: `refused` with a
 reason before anything is hurt, else `struck`, and `over` when a fault that lasts has ended. Such a
 fault ends after its time, or as soon as the program's standard input closes: if `kdist drill` is
-killed, nothing stays stopped and no disk stays full. The end of the input also says that the answer
-was read: output of a command that ends at once may be lost on its way from a pod.
+killed, nothing stays stopped. The end of the input also says that the answer was read: output of a
+command that ends at once may be lost on its way from a pod.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import select
 import signal
 import struct
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,11 +28,6 @@ _OWNER = struct.Struct("<QQ")  # pid and generation, at the start of a rank's he
 _ANSWERS = 1  # the file descriptor that `kdist drill` reads
 _READ_SECONDS = 5.0  # for the reader to say that it has read
 _ROUNDS = 50  # of a search for processes that are just being started
-_POLL_SECONDS = 0.2
-_CHUNK_BYTES = 64 << 20
-_LEAST_BYTES = 4096
-_MOST_BYTES = 2 << 30
-_MEMORY_SHARE = 4  # a file system in memory may take the fourth part of what is free
 
 
 class RefusedError(Exception):
@@ -150,85 +144,13 @@ def wake(arguments: argparse.Namespace) -> None:
     answer(state="over", pids=send(signal.SIGCONT, find_tree(arguments.agent)))
 
 
-def fill(arguments: argparse.Namespace) -> None:
-    """Fill the file system of a folder for a while, if nobody else uses it. The file has no name,
-    so it cannot be left behind.
-    """
-    mount = check_disk(arguments.folder)
-    with tempfile.TemporaryFile(dir=arguments.folder) as file:
-        took = allocate(file.fileno(), 0)
-        answer(state="struck", mount=str(mount), bytes=took)
-        wait(arguments.seconds, lambda: allocate(file.fileno(), os.fstat(file.fileno()).st_size))
-    answer(state="over")
-
-
-def check(arguments: argparse.Namespace) -> None:
-    """Say whether `fill` would be refused."""
-    check_disk(arguments.folder)
-    answer(state="over")
-
-
-def check_disk(folder: Path) -> Path:
-    """The mount point of the folder; refuses a file system that anybody else may need."""
-    mount = folder = folder.resolve()
-    while not mount.is_mount():
-        mount = mount.parent
-    if mount == Path("/") or mount.stat().st_dev == Path("/").stat().st_dev:
-        refuse(f"{folder} is on the machine's main file system, which everything else needs too")
-    above = {folder, *folder.parents}
-    other = [each.name for each in mount.iterdir() if each not in above]
-    other = sorted(name for name in other if name != "lost+found") if mount != folder else []
-    if other:
-        refuse(
-            f"the file system {mount} holds more than this run's checkpoints ({other[0]}): "
-            "whoever uses that would be hurt as well"
-        )
-    found = os.statvfs(mount)
-    free, most = found.f_bavail * found.f_frsize, min(_MOST_BYTES, spare_memory(mount))
-    if free > most:
-        refuse(
-            f"the file system {mount} has {free >> 20:,} MiB free, and a drill fills at most "
-            f"{most >> 20:,} MiB"
-        )
-    return mount
-
-
-def spare_memory(mount: Path) -> int:
-    """Bytes that a file system in memory may take; the largest number for one on a disk."""
-    kind = ""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/mounts").read_text().splitlines():
-            fields = line.split()
-            if len(fields) > 2 and fields[1] == str(mount):
-                kind = fields[2]
-    if kind not in ("tmpfs", "ramfs"):
-        return _MOST_BYTES
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 // _MEMORY_SHARE
-    return 0
-
-
-def allocate(descriptor: int, size: int) -> int:
-    """Make a file take all the space that is left; returns its size."""
-    chunk = _CHUNK_BYTES
-    while chunk >= _LEAST_BYTES:
-        try:
-            os.posix_fallocate(descriptor, size, chunk)
-            size += chunk
-        except OSError:
-            chunk //= 2
-    return size
-
-
-def wait(seconds: float, repeat: Callable[[], object] = lambda: None) -> None:
-    """Wait for so long, or until the standard input ends; `repeat` is called meanwhile."""
+def wait(seconds: float) -> None:
+    """Wait for so long, or until the standard input ends."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
-        ready, _, _ = select.select([sys.stdin], [], [], min(left, _POLL_SECONDS))
+        ready, _, _ = select.select([sys.stdin], [], [], left)
         if ready and not os.read(sys.stdin.fileno(), 1024):
             return
-        repeat()
 
 
 ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
@@ -237,8 +159,6 @@ ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
     "kill-node": kill_node,
     "silence": silence,
     "wake": wake,
-    "check": check,
-    "fill": fill,
 }
 
 
@@ -254,7 +174,6 @@ def main() -> None:
     parser.add_argument("--agent", type=int, default=0)
     parser.add_argument("--local-rank", type=int, default=0)
     parser.add_argument("--scratch", type=Path, default=Path())
-    parser.add_argument("--folder", type=Path, default=Path())
     parser.add_argument("--seconds", type=float, default=0.0)
     arguments = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):

@@ -19,7 +19,6 @@ from kdist.drill.target import FaultPlan, program_source
 from kdist.errors import KdistError
 from kdist.job.local import agents, run_dir
 from kdist.job.local.job import LocalJob
-from kdist.job.local.run_dir import location_of
 from kdist.job.local.trainer_tools import refresh_records
 from kdist.ledger import read_ledger
 
@@ -117,10 +116,6 @@ class LocalDrillTarget:
                     process.wait(_END_SECONDS)
                 except subprocess.TimeoutExpired:
                     process.terminate()
-
-    @property
-    def checkpoints(self) -> str:
-        return location_of(self._job.root).text
 
     def find_scratch(self, node: str) -> str:
         return str(self._job.root / node)

@@ -78,7 +78,6 @@ class Observation:
         began: when it struck, in Unix time.
         struck_at: when it struck, in monotonic time.
         lasted: seconds that it lasted; 0 for one that does not last.
-        events_at_end: number of the ledger's events when a fault that lasts was over.
         after: the job at the end.
         ledger: the ledger at the end.
         progress: monotonic time, generation and step of each finished step that was seen.
@@ -94,7 +93,6 @@ class Observation:
     began: float = 0.0
     struck_at: float = 0.0
     lasted: float = 0.0
-    events_at_end: int = 0
     after: Situation = _UNKNOWN
     ledger: Ledger = field(default_factory=Ledger)
     progress: Sequence[tuple[float, int, int]] = ()
@@ -216,8 +214,6 @@ def is_over(seen: Observation) -> bool:
     """Whether the job trains again and all that the report needs is recorded."""
     if seen.ledger.named("done", after=len(seen.ledger_before.events)):
         return True
-    if seen.fault == "disk-full":
-        return _has_passed(seen) and bool(seen.ledger.named("commit", after=seen.events_at_end))
     follows = seen.generation_after > seen.before.generation
     if seen.before.is_script and seen.reached is None:
         return follows and seen.after.trains and seen.after.generation > seen.before.generation
@@ -242,10 +238,7 @@ def _has_passed(seen: Observation) -> bool:
 
 def build_drill_report(seen: Observation) -> DrillReport:
     """Compare what was observed with what is promised."""
-    lines = [_continuity(seen)]
-    if seen.fault == "disk-full":
-        lines.append(_checkpoint(seen))
-    lines += [_loss_of_steps(seen), _samples(seen)]
+    lines = [_continuity(seen), _loss_of_steps(seen), _samples(seen)]
     if seen.before.bits_are_promised:
         lines.append(_bits(seen))
     return DrillReport(seen, tuple(lines), dict(_facts(seen)))
@@ -265,14 +258,14 @@ def _continuity(seen: Observation) -> Line:
 def _loss_of_steps(seen: Observation) -> Line:
     committed = seen.before.committed
     promise = "no step is lost"
-    if committed is not None and seen.fault != "disk-full":
+    if committed is not None:
         promise = f"at most the steps since the checkpoint of step {committed:,} are repeated"
     lost = seen.lost
     if lost is None or seen.reached is None:
         return Line(promise, "the job does not report its steps", None)
     if not lost:
         return Line(promise, f"none, step {seen.reached:,} was the last before", True)
-    allowed = max(0, seen.reached - (committed or 0)) if seen.fault != "disk-full" else 0
+    allowed = max(0, seen.reached - (committed or 0))
     first = seen.reached - lost + 1
     measured = f"{count(lost, 'step')} ({first:,} to {seen.reached:,}), {allowed:,} allowed"
     return Line(promise, measured, lost <= allowed)
@@ -343,14 +336,6 @@ def _bits(seen: Observation) -> Line:
         shown = ", ".join(map(str, different[:_MOST_LISTED]))
         return Line(promise, f"{len(different)} of {len(both)} differ: step {shown}", False)
     return Line(promise, f"{len(both)} of {len(both)}", True)
-
-
-def _checkpoint(seen: Observation) -> Line:
-    promise = "it saves again once there is room"
-    saved = [_step(each) for each in seen.ledger.named("commit", after=seen.events_at_end)]
-    if saved:
-        return Line(promise, f"step {max(saved):,} was saved", True)
-    return Line(promise, "no checkpoint was due", None)
 
 
 def _facts(seen: Observation) -> Iterable[tuple[str, str]]:

@@ -52,7 +52,6 @@ class FaultPlan:
             "rank": f"rank {self.rank} on {self.node}",
             "agent": f"the agent of {self.node}",
             "silence": f"all processes of {self.node}",
-            "disk-full": "the file system of the checkpoints",
         }.get(self.fault, self.node)
 
     @property
@@ -60,7 +59,7 @@ class FaultPlan:
         """What it does, as a verb with its object."""
         verb = {"rank": "kills", "agent": "kills", "pod": "takes away"}.get(self.fault, "stops")
         lasting = f" for {seconds(self.seconds)}" if self.seconds else ""
-        return f"{'fills' if self.fault == 'disk-full' else verb} {self.target}{lasting}"
+        return f"{verb} {self.target}{lasting}"
 
     def arguments(self, place: DrillTarget) -> list[str]:
         """Options of the program `injection`."""
@@ -68,7 +67,6 @@ class FaultPlan:
             "--agent": self.agent,
             "--local-rank": self.local_rank,
             "--scratch": place.find_scratch(self.node),
-            "--folder": place.checkpoints,
             "--seconds": self.seconds,
         }
         return [str(word) for each in named.items() for word in each]
@@ -82,10 +80,6 @@ class DrillTarget(Protocol):
     """
 
     interval: float
-
-    @property
-    def checkpoints(self) -> str:
-        """Path of its checkpoint folder, where its agents run."""
 
     def find_scratch(self, node: str) -> str:
         """Path of an agent's scratch folder, where it runs."""

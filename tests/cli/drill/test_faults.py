@@ -57,10 +57,7 @@ def reports(**fields: Any) -> dict[str, Any]:
 def test_a_job_that_trains_and_has_saved_survives_what_ends_its_ranks() -> None:
     found = {fault: faults.why_refused(fault, situation()) for fault in FAULTS}
     assert [fault for fault, obstacle in found.items() if obstacle] == []
-    assert faults.describe_risk("rank", situation()) == (
-        "at most 11 steps (since step 20), and a restart"
-    )
-    assert faults.describe_risk("disk-full", situation()) == "no step"
+    assert faults.describe_risk(situation()) == ("at most 11 steps (since step 20), and a restart")
 
 
 @pytest.mark.parametrize("fault", FATAL)
@@ -109,13 +106,6 @@ def test_an_agent_that_is_process_1_of_its_container_needs_its_pod_deleted() -> 
     for fault in ("agent", "silence"):
         assert "the fault `pod` takes the whole pod" in faults.why_refused(fault, found)
     assert faults.why_refused("pod", found) == ""
-
-
-def test_a_disk_that_others_use_is_never_filled() -> None:
-    reason = "it is the machine's main file system"
-    assert faults.why_refused("disk-full", situation(disk=reason)) == reason
-    script = situation(config={**CONFIG, "train": None, "script": {"path": "train.py"}})
-    assert "a script writes" in faults.why_refused("disk-full", script)
 
 
 def test_a_script_without_a_known_checkpoint_is_warned_about() -> None:

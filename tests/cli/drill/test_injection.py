@@ -1,4 +1,4 @@
-"""The program that hurts a node, with real processes and a real small disk."""
+"""The program that hurts a node, with real processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from kdist.drill.target import program_source
-from tests.small_disk import small_disk
 
 PATIENCE = 30.0
 LONG = "600"
@@ -162,50 +161,3 @@ def test_what_a_killed_program_has_stopped_is_woken_by_another(agent: Agent) -> 
     wait_until(lambda: all(state(pid) == "T" for pid in agent.pids), "all are stopped")
     assert run("wake", "--agent", agent.process.pid)["state"] == "over"
     wait_until(lambda: all(state(pid) == "S" for pid in agent.pids), "all go on")
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    yield from small_disk(tmp_path / "disk", mib=4)
-
-
-def free(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
-
-
-@pytest.mark.parametrize("way", ["time", "close", "kill"])
-def test_a_disk_is_full_for_a_while_and_nothing_is_left_on_it(disk: Path, way: str) -> None:
-    folder = disk / "runs" / "checkpoints"
-    folder.mkdir(parents=True)
-    before = free(disk)
-    with start("fill", "--folder", folder, "--seconds", 0.3 if way == "time" else LONG) as process:
-        said = answer(process)
-        assert (said["state"], said["mount"]) == ("struck", str(disk))
-        assert said["bytes"] > before - 8192
-        if way != "time":
-            assert free(disk) == 0
-            with pytest.raises(OSError, match="No space left"):
-                (folder / "step").write_bytes(bytes(65536))
-        if way == "close":
-            assert process.stdin is not None
-            process.stdin.close()
-        elif way == "kill":
-            process.kill()
-        process.wait(PATIENCE)
-    (folder / "step").unlink(missing_ok=True)
-    assert free(disk) == before
-    assert list(folder.iterdir()) == []
-
-
-def test_a_disk_that_others_use_is_not_filled(disk: Path, tmp_path: Path) -> None:
-    folder = disk / "checkpoints"
-    folder.mkdir()
-    assert run("check", "--folder", folder) == {"state": "over"}
-    (disk / "notes.txt").write_text("somebody's")
-    refused = run("fill", "--folder", folder)
-    assert refused["state"] == "refused"
-    assert "holds more than this run's checkpoints (notes.txt)" in refused["reason"]
-    root = Path("/")
-    assert "main file system" in run("fill", "--folder", root)["reason"]
-    assert run("fill", "--folder", tmp_path / "nowhere")["state"] == "refused"

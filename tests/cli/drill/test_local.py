@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 
 from tests.cli.conftest import Kdist
 from tests.cli.running import PATIENCE, Run, Start, commits, read_ledger, write_job
-from tests.small_disk import small_disk
 
 pytestmark = [
     pytest.mark.processes,
@@ -61,7 +59,7 @@ def test_a_run_that_loses_a_rank_an_agent_or_a_node_keeps_every_promise(
     assert preview.exit_code == 0
     said = {line.split()[0]: line.split()[1] for line in preview.stdout.splitlines()}
     assert said["rank"] == said["agent"] == said["pod"] == said["silence"] == "yes"
-    assert set(said) == {"rank", "agent", "pod", "silence", "disk-full"}
+    assert set(said) == {"rank", "agent", "pod", "silence"}
     for fault in ("rank", "agent", "pod"):
         report = drill(kdist, "--fault", fault)
         assert report["kept"] is True
@@ -92,32 +90,6 @@ def test_a_silent_node_is_waited_for_and_wakes_up_on_ctrl_c(run: Run, kdist: Kdi
     assert stopped(run) == []
     seen = len(read_ledger(run.folder("digits"), "steps"))
     run.wait_until(lambda: len(read_ledger(run.folder("digits"), "steps")) > seen, "more steps")
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    yield from small_disk(tmp_path / "disk", mib=32)
-
-
-@pytest.mark.sampled
-def test_a_full_disk_costs_no_step_and_the_next_checkpoint_is_saved(
-    disk: Path, start: Start, kdist: Kdist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KDIST_HOME", str(tmp_path / "runs"))
-    checkpoints = disk / "checkpoints"
-    job = write_job(
-        tmp_path, nodes=1, steps=FOREVER, checkpoint=50, checkpoints={"path": str(checkpoints)}
-    )
-    run = start(job)
-    run.wait_until((checkpoints / "LATEST").exists, "a checkpoint")
-    report = drill(kdist, "--fault", "disk-full", "--for", "3s")
-    assert report["kept"] is True
-    promises = {each["promise"]: each["kept"] for each in report["promises"]}
-    assert promises["it saves again once there is room"] is True
-    assert promises["no step is lost"] is True
-    log = (tmp_path / "runs" / "digits" / "node-0" / "log").read_text()
-    assert '"checkpoint-failed"' in log
 
 
 @pytest.mark.sampled

@@ -180,29 +180,6 @@ def test_a_short_silence_costs_nothing_but_its_time() -> None:
     assert not is_over(observe([], progress=residual, **silence))
 
 
-def test_a_full_disk_is_over_when_a_checkpoint_was_saved_after_it() -> None:
-    events = [*EVENTS[:2], {"event": "commit", "step": 40}]
-    progress = ((99.9, 3, 31), (120.1, 3, 41), (120.2, 3, 42), (120.3, 3, 43))
-    seen = observe(
-        [],
-        fault="disk-full",
-        lasted=20.0,
-        events_at_end=2,
-        after=situation(),
-        progress=progress,
-        ledger=Ledger(events, lines(range(1, 44), 3)),
-    )
-    assert is_over(seen)
-    report = build_drill_report(seen)
-    assert report.lines[1].cells() == (
-        "it saves again once there is room",
-        "step 40 was saved",
-        "yes",
-    )
-    assert report.lines[2].promise == "no step is lost"
-    assert report.kept
-
-
 def test_a_script_that_reports_no_steps_is_over_when_its_ranks_run_again() -> None:
     config = {**CONFIG, "train": None, "script": {"path": "train.py"}}
     seen = observe(

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,15 +45,14 @@ def command(
 ) -> int:
     r"""Show what applying jobs would change.
 
-    The diff is computed by a server-side dry run, so it includes defaults and admission. As with
-    kubectl, $KUBECTL_EXTERNAL_DIFF names a program that shows the diff of two folders.
+    The diff is computed by a server-side dry run, so it includes defaults and admission.
 
     \b
     Examples:
       kdist diff job.yaml
       kdist diff job.yaml --set spec.nodes.max=4
       kdist diff job.yaml --backend jobset
-      KUBECTL_EXTERNAL_DIFF="colordiff -u" kdist diff jobs/
+      kdist diff jobs/ | colordiff
 
     \b
     Exit codes:
@@ -83,31 +76,7 @@ def command(
         raise
     if not found:
         return Code.OK
-    external = os.environ.get("KDIST_EXTERNAL_DIFF") or os.environ.get("KUBECTL_EXTERNAL_DIFF")
-    if external:
-        return _show_with(shlex.split(external), found)
     for each in found:
         for line in each.lines():
             console.result(console.style(line, _COLORS.get(line[:1])))
     return DIFFERENT
-
-
-def _show_with(program: Sequence[str], found: Sequence[Difference]) -> int:
-    """Run the user's diff program on two folders; returns its exit code."""
-    with tempfile.TemporaryDirectory(prefix="kdist-diff-") as folder:
-        live, merged = Path(folder, "live"), Path(folder, "merged")
-        for side in (live, merged):
-            side.mkdir()
-        for each in found:
-            name = each.manifest.title.replace("/", ".") + ".yaml"
-            (live / name).write_text(each.text(each.before))
-            (merged / name).write_text(each.text(each.after))
-        try:
-            done = subprocess.run([*program, str(live), str(merged)], check=False)
-        except OSError as error:
-            raise KdistError(
-                f"{program[0]}: {error.strerror}",
-                hint="it is named by KDIST_EXTERNAL_DIFF or KUBECTL_EXTERNAL_DIFF",
-                code=Code.USAGE,
-            ) from error
-    return done.returncode

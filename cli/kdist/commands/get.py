@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -16,7 +14,6 @@ from kdist.errors import Code, UsageError
 from kdist.job.find import Listed, Listing
 from kdist.terminal import columns
 from kdist.units import age, number
-from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -28,8 +25,6 @@ _Value = TypeVar("_Value")
 
 class _Column(NamedTuple):
     title: str
-    path: str
-    """Where its value is in `-o json`."""
     show: Callable[[JobStatus], str]
     when: str = ""
     """The output that has it, or `all` for more than one namespace; empty for always."""
@@ -53,46 +48,21 @@ def _rate(status: JobStatus) -> str:
 
 
 _COLUMNS = (
-    _Column("NAMESPACE", ".namespace", _namespace, "all"),
-    _Column("NAME", ".name", lambda status: status.name),
-    _Column("PHASE", ".phase", lambda status: str(status.phase)),
-    _Column("NODES", ".nodes.ready", lambda status: str(status.nodes)),
-    _Column("STEP", ".step", _step),
-    _Column("LOSS", ".loss", lambda status: _or_dash(status.loss, number)),
-    _Column("RESTARTS", ".restarts", lambda status: str(status.restarts)),
-    _Column("BACKEND", ".backend", lambda status: status.backend or "-", "wide"),
-    _Column("RANKS", ".worldSize", lambda status: str(status.world_size or "-"), "wide"),
-    _Column("SAMPLES/S", ".throughput", _rate, "wide"),
-    _Column("SAVED", ".lastCheckpointStep", lambda job: _or_dash(job.last_checkpoint_step), "wide"),
-    _Column("QUEUE", ".queue", lambda status: status.queue or "-", "wide"),
-    _Column("RUN", ".runId", lambda status: status.run_id or "-", "wide"),
-    _Column("AGE", ".age", lambda status: _or_dash(status.age, age)),
+    _Column("NAMESPACE", _namespace, "all"),
+    _Column("NAME", lambda status: status.name),
+    _Column("PHASE", lambda status: str(status.phase)),
+    _Column("NODES", lambda status: str(status.nodes)),
+    _Column("STEP", _step),
+    _Column("LOSS", lambda status: _or_dash(status.loss, number)),
+    _Column("RESTARTS", lambda status: str(status.restarts)),
+    _Column("BACKEND", lambda status: status.backend or "-", "wide"),
+    _Column("RANKS", lambda status: str(status.world_size or "-"), "wide"),
+    _Column("SAMPLES/S", _rate, "wide"),
+    _Column("SAVED", lambda job: _or_dash(job.last_checkpoint_step), "wide"),
+    _Column("QUEUE", lambda status: status.queue or "-", "wide"),
+    _Column("RUN", lambda status: status.run_id or "-", "wide"),
+    _Column("AGE", lambda status: _or_dash(status.age, age)),
 )
-_PATHS = {column.title: column.path for column in _COLUMNS}
-_KUBECTL_PATHS = {  # what jobs are sorted by with kubectl -> the same here
-    ".metadata.creationTimestamp": ".created",
-    ".metadata.name": ".name",
-    ".metadata.namespace": ".namespace",
-}
-
-
-def _find_sort_path(_: click.Context, __: click.Parameter, value: str) -> str:
-    """The path of `--sort-by`, which is a column or a path of fields. Raises `UsageError`."""
-    if not value:
-        return ""
-    if value.upper() in _PATHS:
-        return _PATHS[value.upper()]
-    if "." not in value and "[" not in value:
-        raise UsageError(
-            f"--sort-by: there is no column `{value}`",
-            hint=f"the columns are {', '.join(_PATHS)}; a path as in -o json works too: .created",
-        )
-    bare = value.removeprefix("{").removesuffix("}").removeprefix("$").removeprefix(".")
-    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", bare):
-        raise UsageError(
-            f"--sort-by cannot read `{value}`", hint="a path is fields and dots, as in .nodes.ready"
-        )
-    return _KUBECTL_PATHS.get(f".{bare}", f".{bare}")
 
 
 @click.command()
@@ -101,13 +71,6 @@ def _find_sort_path(_: click.Context, __: click.Parameter, value: str) -> str:
 @click.option("-l", "--selector", default="", metavar="LABELS", help="Only jobs with these labels.")
 @click.option("-w", "--watch", is_flag=True, help="Keep watching, and show each job that changes.")
 @click.option("--local", is_flag=True, help="Only the runs on this machine.")
-@click.option(
-    "--sort-by",
-    default="",
-    metavar="COLUMN|PATH",
-    callback=_find_sort_path,
-    help="Sort by a column, or by a path as in -o json.",
-)
 @click.option("--show-labels", is_flag=True, help="Add a column with the labels of each job.")
 @click.option("--no-headers", is_flag=True, help="Leave out the header of the table.")
 @options.output_option("table", "wide", "name", "json", "yaml")
@@ -135,9 +98,8 @@ def command(
       kdist get
       kdist get -A -w
       kdist get --local --no-headers
-      kdist get --sort-by age
       kdist get digits -o json | jq .step
-      kdist get -l team=vision -o json | jq '.items[].phase'
+      kdist get -l team=vision -o json | jq '.items | sort_by(.age)[].name'
     """
     if all_namespaces and (names or namespace):
         raise UsageError(
@@ -156,7 +118,7 @@ def command(
         stays=watch,
         dialog=targets.DIALOG,
     )
-    found = _sort(listing.read(), flags["sort_by"])
+    found = listing.read()
     if not found and output in ("table", "wide") and not watch:
         return _report_none(listing.cluster, here=listing.here, local=local, every=all_namespaces)
     both = len({each.status.location for each in found}) > 1
@@ -171,27 +133,6 @@ def command(
         time.sleep(_POLL_SECONDS)
         shown.show_changes(listing.read(strict=False))
     return Code.OK
-
-
-def _sort(found: list[Listed], path: str) -> list[Listed]:
-    """Sort by the value at this path, numbers before text; jobs without it come last."""
-    if not path:
-        return found
-
-    from kdist.status import documents
-
-    def key(each: Listed) -> tuple[int, float, str]:
-        at = documents.at(each.status.to_document(), *path[1:].split("."))
-        text = at if isinstance(at, str) else encode_json(at)
-        if text in ("", "null"):
-            return 2, 0.0, ""
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        return (0, value, "") if math.isfinite(value) else (1, 0.0, text)
-
-    return sorted(found, key=key)
 
 
 def _report_none(cluster: Cluster | None, *, here: bool, local: bool, every: bool) -> int:

@@ -109,25 +109,6 @@ def test_the_printed_names_are_accepted_by_other_commands(
         assert f"no run {name}" not in shown.stderr
 
 
-def test_jobs_are_sorted_by_a_column_or_a_path(kdist: Kdist, tmp_path: Path) -> None:
-    for name, created in (("a", 3), ("b", 1), ("c", 2)):
-        add_run(tmp_path, name)
-        run = {"name": name, "invocations": [{"started": 1000.0 * created}]}
-        (tmp_path / "runs" / name / "run.json").write_text(json.dumps(run))
-    found = json.loads(kdist("get", "-o", "json").stdout)["items"]
-    by_creation = [each["name"] for each in sorted(found, key=lambda each: each["created"] or 0)]
-    for path in (".created", "{.created}", ".metadata.creationTimestamp"):
-        names = kdist("get", "-o", "name", "--sort-by", path).stdout.split()
-        assert names == [f"job/{name}" for name in by_creation]
-    assert kdist("get", "-o", "name", "--sort-by", "age").stdout.split() == [
-        f"job/{name}" for name in reversed(by_creation)
-    ]
-    refused = kdist("get", "--sort-by", "size")
-    assert refused.exit_code == Code.USAGE
-    assert "there is no column `size`" in refused.stderr
-    assert "--sort-by cannot read `.a[`" in kdist("get", "--sort-by", ".a[").stderr
-
-
 def test_a_template_of_kubectl_is_refused_with_what_to_type(kdist: Kdist) -> None:
     for command in (["get"], ["get", "digits"], ["events", "digits"]):
         refused = kdist(*command, "-o", "jsonpath={.step}")
@@ -136,16 +117,6 @@ def test_a_template_of_kubectl_is_refused_with_what_to_type(kdist: Kdist) -> Non
     refused = kdist("delete", "digits", "-o", "jsonpath={.step}")
     assert refused.exit_code == Code.USAGE
     assert "jq" not in refused.stderr, "it prints no JSON"
-
-
-def test_a_job_without_the_value_that_is_sorted_by_comes_last(
-    kdist: Kdist, tmp_path: Path, kubeconfig: Path, serve: Serve
-) -> None:
-    add_run(tmp_path, "alone")
-    add_cluster(kubeconfig, serve, World())
-    names = kdist("get", "-o", "name", "--sort-by", "STEP").stdout.split()
-    assert names == ["job/digits", "job/alone"]
-    assert kdist("get", "-o", "name", "--sort-by", "name").stdout.split() == names[::-1]
 
 
 def test_labels_are_a_column_on_demand(

@@ -38,11 +38,21 @@ TYPED = (
     *("profile digits --steps 2 --timeout 1", "checkpoints digits", "exec digits -- echo hello"),
     *("diff job.yaml", "apply job.yaml --direct", "scale digits --nodes 3 --no-wait"),
     *("suspend digits --no-wait", "resume digits --no-wait", "restart digits --no-wait"),
-    *("recover digits", "drill digits --fault rank --timeout 1", "doctor", "version"),
+    *("recover digits", "drill digits --fault rank --timeout 1", "doctor"),
     *("port-forward digits :9401", "delete digits --no-wait --yes"),
 )
 WITHOUT_CLUSTER = {
-    *("init", "validate", "explain", "run", "bench", "render", "dashboards", "completion"),
+    *(
+        "init",
+        "validate",
+        "explain",
+        "run",
+        "bench",
+        "render",
+        "dashboards",
+        "completion",
+        "version",
+    ),
 }
 SEED = os.environ.get("KDIST_SEED") or read_commit(Path(__file__).parent)
 OWN = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

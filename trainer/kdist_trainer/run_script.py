@@ -129,6 +129,10 @@ def _prepare() -> None:
         _after_import("torch", _prepare_torch)
         if os.environ.get("KDIST_TRACKER_IDENTITY", "on") == "on" and "KDIST_RUN_ID" in os.environ:
             _name_run()
+        if os.environ.get("RANK", "0") == "0":
+            from kdist_trainer.script.accelerate_config import compare_accelerator
+
+            _after_import("accelerate", compare_accelerator)
         if "KDIST_PROGRESS" in os.environ and os.environ.get("RANK") == "0":
             from kdist_trainer.script.printed_progress import PrintedProgress
 

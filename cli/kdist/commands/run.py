@@ -52,13 +52,34 @@ class RunCommand(click.Command):
         ctx.allow_interspersed_args = False
         found, _, _ = self.make_parser(ctx).parse_args(list(args))
         file = found.get("file")
-        ctx.allow_interspersed_args = not (isinstance(file, str) and is_script(file))
+        ctx.allow_interspersed_args = not (
+            isinstance(file, str) and (found.get("module") or is_script(file))
+        )
+        if ctx.allow_interspersed_args and isinstance(file, str) and not Path(file).exists():
+            _refuse_launcher(file, args[args.index(file) + 1 :])
         return super().parse_args(ctx, args)
+
+
+def _refuse_launcher(file: str, args: list[str]) -> None:
+    """Raise if the command is torchrun's, accelerate's or another launcher's behind `kdist run`."""
+    script = next((each for each in args if each.endswith(".py")), None)
+    if script is not None and Path(file).suffix not in _JOB_SUFFIXES:
+        started = shlex.join(args[args.index(script) :])
+        raise UsageError(
+            f"kdist starts the ranks itself, and no launcher, found `{file}`",
+            hint=f"kdist run --procs-per-node N {started}",
+        )
 
 
 @click.command(cls=RunCommand)
 @click.argument("file", shell_complete=options.complete_file)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "-m",
+    "--module",
+    is_flag=True,
+    help="FILE is the name of a module to run as a script, as in `torchrun -m`.",
+)
 @click.option(
     "--nodes",
     metavar="N|MIN:MAX",
@@ -115,6 +136,7 @@ def command(
       kdist run job.yaml --nodes 2 --set spec.train.epochs=1
       kdist run job.yaml -o json 2>/dev/null | jq .goodput
       kdist run --nodes 2 --procs-per-node 2 train.py --lr 0.1
+      kdist run --procs-per-node 2 -m package.train --lr 0.1
 
     \b
     Exit codes:
@@ -164,6 +186,7 @@ def _argv(
     nodes: str | None,
     procs_per_node: str | None,
     sets: tuple[str, ...],
+    module: bool,
 ) -> list[str]:
     """The arguments after `kdist` that continue this run: without --fresh and --detach."""
     argv = ["run"]
@@ -173,6 +196,7 @@ def _argv(
         argv += ["--set", each]
     argv += ["-o", output] if output != "table" else []
     argv += ["--propagate-exit-code"] if propagate else []
+    argv += ["-m"] if module else []
     return [*argv, file, *args]
 
 
@@ -210,6 +234,7 @@ def _read_job(
     nodes: str | None,
     procs_per_node: str | None,
     sets: tuple[str, ...],
+    module: bool,
 ) -> tuple[TrainingJob, Path]:
     """Read the job and the folder that its relative paths start from."""
     from kdist import load
@@ -232,11 +257,11 @@ def _read_job(
                 f"spec.procsPerNode={procs_per_node}", f"--procs-per-node {procs_per_node}"
             )
         )
-    if is_script(file):
-        if not Path(file).is_file():
+    if module or is_script(file):
+        if not module and not Path(file).is_file():
             raise load.missing(file)
         return load.load_text(
-            encode_json(_job_of_script(file, args)),
+            encode_json(_job_of_script(file, args, module=module)),
             source=file,
             overrides=overrides,
             use="here",
@@ -252,16 +277,16 @@ def _read_job(
     ), Path.cwd() if file == "-" else Path(file).absolute().parent
 
 
-def _job_of_script(file: str, args: tuple[str, ...]) -> dict[str, Any]:
+def _job_of_script(file: str, args: tuple[str, ...], *, module: bool = False) -> dict[str, Any]:
     """Build the job that runs a script. Its name includes the folder: many scripts are main.py."""
     from kdist.spec import job_document
     from kdist.spec.models import LONGEST_JOB_NAME
 
-    path = Path(file)
+    path = Path(file.replace(".", "/") if module else file)
     name = re.sub(r"[^a-z0-9]+", "-", f"{path.parent.name}-{path.stem}".lower()).strip("-")
     name = (name if name[:1].isalpha() else f"script-{name}")[-LONGEST_JOB_NAME:]
     name = name.lstrip("-0123456789").strip("-")
-    return job_document(name, script={"path": file, "args": list(args)})
+    return job_document(name, script={"module" if module else "path": file, "args": list(args)})
 
 
 @contextmanager

@@ -240,6 +240,8 @@ BAD = [
     (["missing.yaml"], "there is no file `missing.yaml`"),
     (["missing.py"], "there is no file `missing.py`"),
     (["job.yaml", "extra"], "a job takes no arguments of its own, found `extra`"),
+    (["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "1"], "N train.py --lr 1"),
+    (["accelerate", "launch", "train.py"], "no launcher, found `accelerate`"),
     (["job.yaml", "--nodes", "many"], "--nodes takes a number or MIN:MAX, found `many`"),
     (["job.yaml", "--nodes", "3:2"], "min (3) is more than max (2)"),
     (["job.yaml", "--set", "spec.train.epoch=2"], "spec.train.epochs"),
@@ -321,3 +323,9 @@ def test_a_script_is_reported_from_a_job_by_its_name_or_its_first_line(
 )
 def test_a_script_alone_is_named_after_its_folder_and_itself(file: str, name: str) -> None:
     assert _job_of_script(file, ())["metadata"]["name"] == name
+
+
+def test_a_module_is_run_as_torchrun_runs_it() -> None:
+    document = _job_of_script("trl.scripts.sft", ("--lr", "1"), module=True)
+    assert document["metadata"]["name"] == "scripts-sft"
+    assert document["spec"]["script"] == {"module": "trl.scripts.sft", "args": ["--lr", "1"]}

@@ -234,6 +234,7 @@ def _is_visible(text: bytes) -> bool:
 
 NAMES: Final = frozenset(
     {
+        "accelerate-config-unused",
         "attributes-not-kept",
         "bench-begun",
         "bench-done",

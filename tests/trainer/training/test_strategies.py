@@ -18,7 +18,7 @@ from kdist_trainer import parallel
 from kdist_trainer.config import Training
 from kdist_trainer.data.step_plan import ShardAssignment
 from kdist_trainer.distributed.world import World, to_local
-from kdist_trainer.training.gradient_guard import NullGradientGuard
+from kdist_trainer.training.gradient_guard import GradientGuard
 from kdist_trainer.workload import WorkloadContext
 from tests.trainer.training.cells import (
     STRATEGIES,
@@ -200,7 +200,9 @@ def overflow(strategy: str, folder: Path) -> tuple[bool, float]:
             gradient = next(model.parameters()).grad
             assert gradient is not None
             to_local(gradient).fill_(torch.inf)
-        chosen.update(optimizer, NullGradientGuard(), 1)
+        chosen.update(
+            optimizer, GradientGuard(Training.model_validate({"workload": "digits", "steps": 1})), 1
+        )
         moved = any(
             not torch.equal(to_local(weight), old)
             for weight, old in zip(model.parameters(), before, strict=True)

@@ -52,21 +52,21 @@ from kdist_trainer.training.checkpointing import TrainerCheckpointing, find_edit
 from kdist_trainer.training.context import (
     Handover,
     KeptState,
-    NullProfiler,
-    NullTensorBoard,
+    StepProfiler,
+    TensorBoard,
     TrainContext,
 )
-from kdist_trainer.training.evaluation import EarlyStopping, NullEarlyStopping
+from kdist_trainer.training.evaluation import EarlyStopping
 from kdist_trainer.training.forward_backward import (
     ForwardBackward,
     GradientAccumulation,
     LossScale,
     PipelinePasses,
 )
-from kdist_trainer.training.gradient_guard import GradientGuard, NullGradientGuard
-from kdist_trainer.training.model import Model, build_model, cast_model, make_ema
-from kdist_trainer.training.optimizer import make_optimizer, wrap_lr_scheduler
-from kdist_trainer.training.pretrained import NullPretrained, Pretrained
+from kdist_trainer.training.gradient_guard import GradientGuard
+from kdist_trainer.training.model import Model, build_model, cast_model
+from kdist_trainer.training.optimizer import Ema, make_optimizer
+from kdist_trainer.training.pretrained import Pretrained
 from kdist_trainer.training.regroup import PreparedTraining
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StopFlag, SyncExchange
@@ -135,7 +135,14 @@ def assemble(
     opened = None if (before := prepared or kept) is None else before.samples
     even = model.strategy.sharded
     data = step_plan.plan(config, train, workload, world, even=even, opened=opened)
-    guard, early_stopping, extras = make_guards(train, model, kept)
+    guard = GradientGuard(train) if kept is None else kept.guard
+    early_stopping = EarlyStopping(train.early_stop) if kept is None else kept.early_stopping
+    extras: Extras = {"precision": model.precision}
+    if train.guards_gradients:
+        extras["guard"] = guard
+    if train.early_stop is not None:
+        extras["early_stop"] = early_stopping
+    extras["buffers"] = model.buffers
     training = make_training_state(train, workload, world, model, data, extras, kept)
     state, step_timer = training.state, StepTimer(stats)
     folder = runtime.checkpoints
@@ -159,7 +166,7 @@ def assemble(
         forward_backward=make_forward_backward(workload, model, state, step_timer),
         loss_scale=LossScale(workload, world, step_timer),
         optimizer=training.optimizer,
-        lr_scheduler=wrap_lr_scheduler(training.scheduler),
+        lr_scheduler=training.scheduler,
         ema=model.ema,
         guard=guard,
         early_stopping=early_stopping,
@@ -168,7 +175,15 @@ def assemble(
         state=state,
         handover=handover,
         checkpointing=make_checkpoints(config, train, runtime, training, data, step_log, handover),
-        pretrained=make_pretrained(train, workload, training),
+        pretrained=None
+        if train.init is None
+        else Pretrained(
+            train.init,
+            workload.context.data,
+            train.checkpoint.load == "broadcast",
+            training,
+            Path(fetched) if (fetched := os.environ.get("KDIST_INIT")) else None,
+        ),
         step_log=step_log,
         stop_flag=runtime.stop_flag,
         sync_exchange=SyncExchange(
@@ -183,10 +198,10 @@ def assemble(
         ),
         reporter=runtime.reporter,
         heartbeat=runtime.heartbeat,
-        tensorboard=NullTensorBoard()
+        tensorboard=TensorBoard()
         if _tensorboard is None or train.tensorboard == "off" or not world.is_rank_zero
         else _tensorboard.TensorBoardWriter(folder, stats),
-        profiler=NullProfiler()
+        profiler=StepProfiler()
         if _profiling is None
         else _profiling.Profiler(
             world,
@@ -258,29 +273,6 @@ def make_training_state(
     return training
 
 
-def make_guards(
-    train: Training, model: Model, kept: KeptState | None
-) -> tuple[GradientGuard | NullGradientGuard, EarlyStopping | NullEarlyStopping, Extras]:
-    """The gradient guard and the early stopping, each the kept one, a new one or none; and the
-    small states that this run's checkpoints hold, by name.
-    """
-    guard: GradientGuard | NullGradientGuard
-    early_stopping: EarlyStopping | NullEarlyStopping
-    if kept is not None:
-        guard, early_stopping = kept.guard, kept.early_stopping
-    else:
-        guard = GradientGuard(train) if train.guards_gradients else NullGradientGuard()
-        early_stopping = (
-            EarlyStopping(train.early_stop) if train.early_stop else NullEarlyStopping()
-        )
-    extras: Extras = {"precision": model.precision}
-    if isinstance(guard, GradientGuard):
-        extras["guard"] = guard
-    if isinstance(early_stopping, EarlyStopping):
-        extras["early_stop"] = early_stopping
-    return guard, early_stopping, extras | {"buffers": model.buffers}
-
-
 def make_forward_backward(
     workload: Workload, model: Model, state: TrainState, step_timer: StepTimer
 ) -> ForwardBackward:
@@ -339,22 +331,6 @@ def make_checkpoints(
     )
 
 
-def make_pretrained(
-    train: Training, workload: Workload, training: TrainingState
-) -> Pretrained | NullPretrained:
-    """The pretrained weights that the job names."""
-    if train.init is None:
-        return NullPretrained()
-    fetched = os.environ.get("KDIST_INIT")
-    return Pretrained(
-        train.init,
-        workload.context.data,
-        train.checkpoint.load == "broadcast",
-        training,
-        Path(fetched) if fetched else None,
-    )
-
-
 def make_collective_timer(
     train: Training, runtime: RankRuntime, step_timer: StepTimer
 ) -> CollectiveTimer:
@@ -389,7 +365,7 @@ def as_new_process(
                 module=module,
                 optimizer=optimizer,
                 scheduler=other.scheduler(optimizer, train.schedule, steps=steps),
-                ema=make_ema(train, module),
+                ema=Ema(module, train.ema_decay),
             )
         yield fresh
 

@@ -2,18 +2,19 @@
 first step. `KeptState` is what a rank keeps of it when it leaves its worker group, and `Handover`
 how the next group continues with that.
 
-What a job does not ask for is a null object (`NullEma`, `ConstantLr`, ...), so that the loop calls
-every part without asking whether it exists.
+What a job does not ask for is an object that does nothing (an `Ema` of no weights, ...), so that
+the loop calls every part without asking whether it exists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from kdist_trainer.checkpoint.writer import CarriedSave
 from kdist_trainer.config import Training
@@ -30,11 +31,11 @@ from kdist_trainer.parallel.ddp import Buckets
 from kdist_trainer.processes.liveness import Heartbeat, NullHeartbeat
 from kdist_trainer.stream import Stream
 from kdist_trainer.training.checkpointing import TrainerCheckpointing
-from kdist_trainer.training.evaluation import EarlyStopping, NullEarlyStopping
+from kdist_trainer.training.evaluation import EarlyStopping
 from kdist_trainer.training.forward_backward import ForwardBackward, LossScale
-from kdist_trainer.training.gradient_guard import GradientGuard, NullGradientGuard
-from kdist_trainer.training.optimizer import Ema, LrScheduler, NullEma
-from kdist_trainer.training.pretrained import NullPretrained, Pretrained
+from kdist_trainer.training.gradient_guard import GradientGuard
+from kdist_trainer.training.optimizer import Ema
+from kdist_trainer.training.pretrained import Pretrained
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StepRecord, StopFlag, SyncExchange
 from kdist_trainer.training.training_state import TrainingState, TrainState
@@ -119,11 +120,11 @@ class KeptState:
 
     module: nn.Module
     precision: Precision
-    ema: Ema | NullEma
+    ema: Ema
     training: TrainingState
     samples: Samples | Stream
-    guard: GradientGuard | NullGradientGuard
-    early_stopping: EarlyStopping | NullEarlyStopping
+    guard: GradientGuard
+    early_stopping: EarlyStopping
     target: int
     rank: int
     size: int
@@ -176,8 +177,10 @@ class Handover(NamedTuple):
     carried: tuple[str, ...] = ()
 
 
-class TensorBoard(Protocol):
-    """The curves that rank 0 writes: `TensorBoardWriter` of `kdist_trainer.tensorboard`."""
+class TensorBoard:
+    """The curves that rank 0 writes: `TensorBoardWriter` of `kdist_trainer.tensorboard`, or none
+    here, if they are not wanted or that package is missing.
+    """
 
     def begin(self, step: int) -> None:
         """Begin a curve that continues after `step`."""
@@ -192,23 +195,14 @@ class TensorBoard(Protocol):
         """End the curve."""
 
 
-class NullTensorBoard:
-    """Writes no points: they are not wanted, or that package is not here."""
-
-    def begin(self, step: int) -> None: ...
-
-    def add_step(self, step: int, *, samples: int, seconds: float, loss: float) -> None: ...
-
-    def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class StepProfiler(Protocol):
-    """Records steps when asked to: `Profiler` of `kdist_trainer.profiling`."""
+class StepProfiler:
+    """Records steps when asked to: `Profiler` of `kdist_trainer.profiling`, or none here, if that
+    package is missing.
+    """
 
     def is_requested(self) -> bool:
         """Whether this rank's agent has received a request since the last profile."""
+        return False
 
     def start(self, target: int) -> None:
         """Record from the next step to at most step `target`."""
@@ -218,19 +212,6 @@ class StepProfiler(Protocol):
 
     def cancel(self) -> None:
         """Discard the recording in progress, if there is one."""
-
-
-class NullProfiler:
-    """Records nothing: that package is not here."""
-
-    def is_requested(self) -> bool:
-        return False
-
-    def start(self, target: int) -> None: ...
-
-    def after_step(self) -> None: ...
-
-    def cancel(self) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -251,10 +232,11 @@ class TrainContext:
     forward_backward: ForwardBackward
     loss_scale: LossScale
     optimizer: Optimizer
-    lr_scheduler: LrScheduler
-    ema: Ema | NullEma
-    guard: GradientGuard | NullGradientGuard
-    early_stopping: EarlyStopping | NullEarlyStopping
+    lr_scheduler: LRScheduler | None
+    """Sets the learning rates; None if they stay as the optimizer was built with."""
+    ema: Ema
+    guard: GradientGuard
+    early_stopping: EarlyStopping
 
     loader: Loader
     evaluation_batch: int
@@ -282,7 +264,7 @@ class TrainContext:
     first_step: int = 1
     """The first step of this worker group."""
     checkpointing: TrainerCheckpointing
-    pretrained: Pretrained | NullPretrained
+    pretrained: Pretrained | None
     step_log: StepLog
 
     stop_flag: StopFlag

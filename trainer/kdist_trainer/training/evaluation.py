@@ -194,10 +194,10 @@ def check_metric(metrics: Mapping[str, float], name: str, *, of: str) -> None:
 
 class EarlyStopping:
     """Counts evaluations without improvement. The metrics are equal on all ranks, so all ranks
-    decide the same.
+    decide the same. Without settings, the training never stops early.
     """
 
-    def __init__(self, settings: EarlyStop) -> None:
+    def __init__(self, settings: EarlyStop | None) -> None:
         self._settings = settings
         self._best: float | None = None
         self._without_improvement = 0
@@ -208,6 +208,8 @@ class EarlyStopping:
         Raises:
             ConfigError: If the workload does not report the metric.
         """
+        if self._settings is None:
+            return False
         name = self._settings.metric
         check_metric(metrics, name, of="earlyStop")
         value = metrics[name] if self._settings.goal == "min" else -metrics[name]
@@ -226,10 +228,3 @@ class EarlyStopping:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._best = state["best"]
         self._without_improvement = state["waited"]
-
-
-class NullEarlyStopping:
-    """Never stops the training early."""
-
-    def observe(self, metrics: Mapping[str, float]) -> bool:  # noqa: ARG002
-        return False

@@ -30,11 +30,12 @@ class Refusals(NamedTuple):
 
 
 class GradientGuard:
-    """Decides by the norm of the gradient whether an update is applied."""
-
-    needs_norm = True
+    """Decides by the norm of the gradient whether an update is applied; every one is, and the norm
+    is not needed, unless the job guards its gradients.
+    """
 
     def __init__(self, settings: Training) -> None:
+        self.needs_norm = settings.guards_gradients
         self._rollback = settings.on_nonfinite == "rollback"
         self._spike_factor = settings.grad_spike_factor
         self._mean = 0.0
@@ -45,6 +46,8 @@ class GradientGuard:
         """Why the update of `step` must be skipped, by the norm of its gradient (a scalar); empty
         if it is applied. Waits for the norm's device.
         """
+        if not self.needs_norm:
+            return ""
         norm = float(norm)
         if step in self.refusals.skipped_steps:
             return "the training was rolled back because of it"
@@ -82,19 +85,3 @@ class GradientGuard:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._mean = state["mean"]
         self._applied = state["admitted"]  # `refusals` stay: what led to a rollback is not repeated
-
-
-class NullGradientGuard:
-    """Lets every update pass."""
-
-    needs_norm = False
-    refusals = Refusals()
-
-    def skip_reason(self, step: int, norm: Tensor) -> str:  # noqa: ARG002
-        return ""
-
-    def rolls_back(self, step: int) -> bool:  # noqa: ARG002
-        return False
-
-    def skip_step(self, step: int, *, checkpoint_step: int) -> bool:  # noqa: ARG002
-        return True

@@ -23,7 +23,7 @@ from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.state import separate
 from kdist_trainer.training.context import Handover, KeptState
-from kdist_trainer.training.optimizer import Ema, NullEma
+from kdist_trainer.training.optimizer import Ema
 from kdist_trainer.training.workload_checks import check_model
 from kdist_trainer.workload import Workload
 
@@ -38,7 +38,7 @@ class Model:
     wrapped: nn.Module
     strategy: Strategy
     precision: Precision
-    ema: Ema | NullEma
+    ema: Ema
     buffers: Buffers
 
 
@@ -83,11 +83,6 @@ def build_module(train: Training, workload: Workload, device: torch.device) -> B
     return built
 
 
-def make_ema(train: Training, module: nn.Module) -> Ema | NullEma:
-    """The moving average of the weights, if the job asks for it."""
-    return NullEma() if train.ema_decay is None else Ema(module, train.ema_decay)
-
-
 def build_model(
     train: Training,
     workload: Workload,
@@ -130,7 +125,7 @@ def build_model(
         strategy=strategy,
         precision=built.precision,
         # only now: rank 0 may have sent its weights
-        ema=built.ema if isinstance(built, KeptState) else make_ema(train, built.module),
+        ema=built.ema if isinstance(built, KeptState) else Ema(built.module, train.ema_decay),
         buffers=Buffers(
             built.module,
             strategy.replica_group,

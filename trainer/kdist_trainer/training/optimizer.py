@@ -7,20 +7,18 @@ The default optimizer and schedule are in `kdist_trainer.workload`, clipping in
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from kdist_trainer.config import Training
 from kdist_trainer.distributed.world import to_local
 from kdist_trainer.state import parameter_names
-from kdist_trainer.training.workload_checks import check_end, find_optimizer_problem, refuse
-from kdist_trainer.workload import LrSchedule, Workload
+from kdist_trainer.training.workload_checks import find_optimizer_problem, refuse
+from kdist_trainer.workload import Workload
 
 
 def make_optimizer(train: Training, workload: Workload, module: nn.Module) -> Optimizer:
@@ -51,61 +49,19 @@ def clear_gradients(optimizer: Optimizer) -> None:
             parameter.grad = None
 
 
-class LrScheduler(Protocol):
-    """Sets the learning rates of the optimizer."""
-
-    def step(self) -> None:
-        """Set the learning rates of the next step."""
-        ...
-
-    def seek(self, step: int, *, steps: int) -> None:
-        """Set the learning rates of a run of `steps` steps after `step` of them."""
-        ...
-
-
-class WorkloadLrScheduler:
-    """A scheduler that the workload made itself: its position is part of its own saved state."""
-
-    def __init__(self, scheduler: LRScheduler) -> None:
-        self._scheduler = scheduler
-
-    def step(self) -> None:
-        self._scheduler.step()
-
-    def seek(self, step: int, *, steps: int) -> None:  # noqa: ARG002 - a checkpoint restores it
-        """Raise `ConfigError` if there are no rates up to the last step."""
-        check_end(self._scheduler, steps=steps)
-
-
-class ConstantLr:
-    """Learning rates that stay as the optimizer was built with."""
-
-    def step(self) -> None:
-        """Do nothing."""
-
-    def seek(self, step: int, *, steps: int) -> None:
-        """Do nothing."""
-
-
-def wrap_lr_scheduler(scheduler: LRScheduler | None) -> LrScheduler:
-    """The scheduler that `Workload.scheduler` returned, as the training loop uses it."""
-    if scheduler is None:
-        return ConstantLr()
-    return scheduler if isinstance(scheduler, LrSchedule) else WorkloadLrScheduler(scheduler)
-
-
 class Ema:
-    """An exponential moving average of the weights that this rank holds.
+    """An exponential moving average of the weights that this rank holds; of none, so that the
+    weights themselves are evaluated, without a decay.
 
     After every step, average = decay * average + (1 - decay) * weight. Averages are fp32 where
     weights have fewer bits: 1/1000 of a difference is too small to be added in bf16.
     """
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
+    def __init__(self, module: nn.Module, decay: float | None) -> None:
         # Collected once: a sharded model replaces its parameters while it computes.
-        self._weights: dict[str, Tensor] = {
-            name: weight for weight, name in parameter_names(module).items()
-        }
+        names = {} if decay is None else parameter_names(module)
+        self._weights: dict[str, Tensor] = {name: weight for weight, name in names.items()}
+        decay = decay or 0.0
         self._step_weight = 1 - decay
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self.tensors = {name: _widen(weight) for name, weight in self._weights.items()}
@@ -155,21 +111,6 @@ class Ema:
             saved = own.clone()
             own.copy_(other)
             other.copy_(saved)
-
-
-class NullEma:
-    """No moving average: the weights themselves are evaluated."""
-
-    tensors: dict[str, Tensor] = {}  # noqa: RUF012 - never written
-
-    def update(self) -> None:
-        """Do nothing."""
-
-    def reset(self) -> None:
-        """Do nothing."""
-
-    def swapped_in(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 def _widen(weight: Tensor) -> Tensor:

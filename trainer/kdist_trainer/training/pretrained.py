@@ -130,13 +130,6 @@ class CheckpointFolder:
         return self._export
 
 
-class NullPretrained:
-    """No pretrained weights: the model keeps its initial values."""
-
-    def load(self) -> None:
-        """Do nothing."""
-
-
 @dataclass(frozen=True)
 class Pretrained:
     """Loads the weights that `train.init` names into one rank's model."""

@@ -39,7 +39,8 @@ from kdist_trainer.training.sync import (
     sync_ranks,
 )
 from kdist_trainer.training.training_state import TrainState, describe_environment
-from kdist_trainer.training.workload_checks import reject_mean
+from kdist_trainer.training.workload_checks import check_end, reject_mean
+from kdist_trainer.workload import LrSchedule
 
 
 def train(ctx: TrainContext) -> str:
@@ -130,7 +131,8 @@ def train_step(ctx: TrainContext) -> bool:
     learning_rate = ctx.optimizer.param_groups[0]["lr"]  # of this step, not of the next one
     if isinstance(learning_rate, Tensor):
         learning_rate = learning_rate.clone()  # the scheduler changes it in place
-    ctx.lr_scheduler.step()
+    if ctx.lr_scheduler is not None:
+        ctx.lr_scheduler.step()
     step_timer.record_phase(StepPhase.OPTIMIZER)
     if update.skipped:
         ctx.buffers.restore()  # on all ranks: the gradient's norm is the same there
@@ -175,7 +177,7 @@ def setup(ctx: TrainContext) -> None:
         saved, target = regroup.take_over(ctx, source)
     else:
         saved = ctx.checkpointing.restore()
-        if saved is None:
+        if saved is None and ctx.pretrained is not None:
             ctx.pretrained.load()
     ctx.stats.add_wall(WallCategory.CHECKPOINT_RESTORE, ctx.step_timer.exclude())
     if only_saves(ctx) and saved is not None:
@@ -260,7 +262,10 @@ def seek_data(ctx: TrainContext) -> None:
     state = ctx.state
     ctx.target = ctx.loader.steps.resume_at(step=state.step, position=state.samples_seen)
     ctx.stats.target_steps = ctx.target
-    ctx.lr_scheduler.seek(state.step, steps=ctx.target)
+    if isinstance(ctx.lr_scheduler, LrSchedule):
+        ctx.lr_scheduler.seek(state.step, steps=ctx.target)
+    elif ctx.lr_scheduler is not None:  # the position of a user's own is part of its saved state
+        check_end(ctx.lr_scheduler, steps=ctx.target)
     ctx.buffers.track_constants()
     ctx.first_step = state.step + 1
     ctx.next_sync_step = state.step + 1

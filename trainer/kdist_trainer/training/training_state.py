@@ -35,7 +35,7 @@ from kdist_trainer.state import (
     describe,
     find_differences,
 )
-from kdist_trainer.training.optimizer import Ema, NullEma
+from kdist_trainer.training.optimizer import Ema
 from kdist_trainer.training.workload_checks import check_saved_scheduler, describe_scheduler
 
 MOST_BYTES: Final = 1 << 30
@@ -237,7 +237,7 @@ class TrainingState:
     module: nn.Module
     optimizer: Optimizer
     scheduler: LRScheduler | None
-    ema: Ema | NullEma
+    ema: Ema
     extras: Mapping[str, Stateful]
     """Small states that are stored as JSON, such as the loss scaler's, by name."""
     state: TrainState

@@ -23,12 +23,8 @@ _COLLECTIVES = [
     "all_gather",
     "reduce_scatter",
     "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
     "all_to_all",
     "barrier",
-    "object",
 ]
 
 
@@ -132,12 +128,12 @@ def command(
     benchmark is a job of its own, with the same agent and rendezvous as a training job; on a
     cluster it is applied, waited for and deleted. Bandwidths are defined as in nccl-tests: algbw is
     size / time; busbw, which is comparable across numbers of ranks, is algbw times 2(n-1)/n for
-    all_reduce, (n-1)/n for all_gather, reduce_scatter, gather, scatter and all_to_all, and 1 for
-    the others. Percentiles are those of single rounds; a round takes as long as its slowest rank.
+    all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, and 1 for the others.
+    Percentiles are those of single rounds; a round takes as long as its slowest rank.
 
     \b
     Collectives:
-      all_reduce all_gather reduce_scatter broadcast reduce gather scatter all_to_all barrier object
+      all_reduce all_gather reduce_scatter broadcast all_to_all barrier
 
     \b
     Examples:

@@ -11,13 +11,12 @@ measured alone, to find slow links and slow ranks.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -138,44 +137,6 @@ def broadcast(world: World, size: int) -> BenchCase:
     )
 
 
-def reduce(world: World, size: int) -> BenchCase:
-    """`size` bytes of every rank, added up on rank 0."""
-    count = _whole(size)
-    own, wanted = pattern(world.rank, count, world.device), summed(world.size, count, world.device)
-    buffer = torch.empty_like(own)
-    check = _compare(buffer, wanted) if world.rank == 0 else _nothing
-    return BenchCase(
-        buffer.nbytes, lambda: dist.reduce(buffer, 0), lambda: buffer.copy_(own), check
-    )
-
-
-def gather(world: World, size: int) -> BenchCase:
-    """Every rank's part, concatenated to `size` bytes on rank 0."""
-    count = _part(world, size)
-    own = pattern(world.rank, count, world.device)
-    nbytes = own.nbytes * world.size
-    if world.rank != 0:
-        return BenchCase(nbytes, lambda: dist.gather(own, dst=0), _nothing, _nothing)
-    wanted = torch.cat([pattern(rank, count, world.device) for rank in range(world.size)])
-    found = torch.empty_like(wanted)
-    parts = list(found.chunk(world.size))
-    return _receive(found, wanted, nbytes, lambda: dist.gather(own, parts, dst=0))
-
-
-def scatter(world: World, size: int) -> BenchCase:
-    """`size` bytes of rank 0, one part to each rank."""
-    count = _part(world, size)
-    wanted = pattern(world.rank, count, world.device)
-    found = torch.empty_like(wanted)
-    parts = (
-        [pattern(rank, count, world.device) for rank in range(world.size)]
-        if world.rank == 0
-        else None
-    )
-    nbytes = found.nbytes * world.size
-    return _receive(found, wanted, nbytes, lambda: dist.scatter(found, parts, src=0))
-
-
 def all_to_all(world: World, size: int) -> BenchCase:
     """`size` bytes of every rank, one part to each rank."""
     count = _part(world, size)
@@ -192,24 +153,6 @@ def barrier(world: World, size: int) -> BenchCase:  # noqa: ARG001 - the signatu
     return BenchCase(0, dist.barrier, _nothing, _nothing)
 
 
-def broadcast_object(world: World, size: int) -> BenchCase:
-    """An object of `size` bytes from rank 0 to all, by `broadcast_object_list`: pickled, sent on
-    the CPU, unpickled.
-    """
-    wanted = bytes(index % _PERIOD for index in range(size))
-    box: list[Any] = [None]
-
-    def reset() -> None:
-        box[0] = wanted if world.rank == 0 else None
-
-    return BenchCase(
-        len(pickle.dumps(wanted)),
-        lambda: dist.broadcast_object_list(box, src=0, device=torch.device("cpu")),
-        reset,
-        lambda: int(box[0] != wanted),
-    )
-
-
 def _all_but_one(ranks: int) -> float:
     return (ranks - 1) / ranks
 
@@ -223,12 +166,8 @@ COLLECTIVES = {
     "all_gather": Collective(all_gather, _all_but_one),
     "reduce_scatter": Collective(reduce_scatter, _all_but_one),
     "broadcast": Collective(broadcast, _once),
-    "reduce": Collective(reduce, _once),
-    "gather": Collective(gather, _all_but_one),
-    "scatter": Collective(scatter, _all_but_one),
     "all_to_all": Collective(all_to_all, _all_but_one),
     "barrier": Collective(barrier, _once, sized=False),
-    "object": Collective(broadcast_object, _once),
 }
 """By name in `kdist bench`."""
 

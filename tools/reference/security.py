@@ -1,5 +1,5 @@
-"""The tables of docs/explanation/security.md: listeners, and the rights of roles, pods and the
-controller. The text around them is written by hand.
+"""The tables of docs/explanation/security.md: the rights of roles, pods and the controller. What is
+around them is written by hand.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from kdist import rbac
 from kdist.rbac import Right
 from kdist.spec import API_VERSION, KIND
 from kdist_controller import rbac as controller_rbac
-from kdist_trainer.config.listeners import LISTENERS
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "explanation" / "security.md"
 _BLOCK: Final = re.compile(
@@ -29,16 +28,6 @@ def render() -> str:
         return f"{found[1]}{TABLES[found['name']]()}\n{found[3]}"
 
     return _BLOCK.sub(replace, PAGE.read_text(encoding="utf-8"))
-
-
-def _listeners() -> str:
-    rows = ["| what listens | in | port | bound in a pod | with `kdist run` | asks for | reaches |"]
-    rows.append("|---|---|---|---|---|---|---|")
-    for each in LISTENERS:
-        name = each.name if each.modules else f"{each.name} (not ours)"
-        cells = (each.process, each.port, each.pod, each.local, each.admits, each.without)
-        rows.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(rows)
 
 
 def _roles() -> str:
@@ -75,7 +64,6 @@ def _table(title: str, found: Iterable[tuple[str, dict[str, list[str]]]]) -> str
 
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
-    "listeners": _listeners,
     "rights of roles": _roles,
     "rights of the controller": _controller,
 }

@@ -4,8 +4,7 @@
 every agent and every rank reads the same file. `train_config` has its models, `training` those of
 `spec.train`, `base` what all models share, `sources` the URLs of data and weights and the variables
 by which a process reaches a store, `edit_rules` what may be edited between two runs, `exit_codes`
-the codes and causes that agents, ranks and the command line agree on, `listeners` every socket of a
-training.
+the codes and causes that agents, ranks and the command line agree on.
 
 Nothing here imports torch or another package of the trainer, because `kdist.spec` uses these
 models. The arguments of one agent (folders, addresses) are in `kdist_trainer.agent.settings`. Read

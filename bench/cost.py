@@ -25,7 +25,7 @@ from bench.table import columns, title
 from bench.work import take_both
 from kdist_trainer.instrumentation import collective_hooks
 from kdist_trainer.instrumentation.collective_hooks import FlightRecorder
-from kdist_trainer.instrumentation.step_timer import NullTimer
+from kdist_trainer.instrumentation.step_timer import CollectiveTimer
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.processes.liveness import NullHeartbeat
 from kdist_trainer.training import trainer
@@ -62,7 +62,9 @@ class Switch:
                 collective_hooks.register_launch_hook(listener)
         ctx = self._ctx
         ctx.collective_timer, ctx.reporter, ctx.heartbeat = (
-            self._measuring if kind == 2 else (NullTimer(), Silent(ctx.stats), NullHeartbeat())
+            self._measuring
+            if kind == 2
+            else (CollectiveTimer(), Silent(ctx.stats), NullHeartbeat())
         )
 
 

@@ -120,8 +120,8 @@ def serve(
 
     def answer(good: bool) -> HttpResponse:
         if good:
-            return text_response("ok", HTTPStatus.OK)
-        return text_response("not yet", HTTPStatus.SERVICE_UNAVAILABLE)
+            return text_response(HTTPStatus.OK)
+        return text_response(HTTPStatus.SERVICE_UNAVAILABLE, "not yet")
 
     routes = {
         "/metrics": lambda _: HttpResponse(

@@ -44,7 +44,7 @@ def run_apart(work: Callable[[Path], None], folder: Path) -> int | None:
 
 def _leave_two_groups(scratch: Path) -> None:
     workers = WorkerProcesses()
-    survivors = Survivors(CONFIG, scratch, procs=1)
+    survivors = Survivors(CONFIG, scratch)
     first = _start_process()
     survivors.keep(workers)
     assert soon(lambda: not _exists(first), 10.0)

@@ -20,7 +20,6 @@ from kdist_trainer.checkpoint.interval import (
     AutoInterval,
     MeasuredSave,
     SaveClock,
-    SaveCosts,
     SaveHistory,
     choose_seconds,
     read_history,
@@ -90,15 +89,14 @@ def test_the_interval_follows_from_what_a_save_and_a_loss_cost_within_bounds(
 
 
 def test_a_processs_first_save_counts_only_while_there_is_no_other() -> None:
-    costs = SaveCosts()
-    assert SaveCosts().typical is None
-    costs.add(20.0, is_first=True)
-    assert costs.typical == 20.0
-    costs.add(1.0, is_first=False)
-    assert costs.typical == 1.0
-    for seconds in (1.2, 9.0, 1.1, 1.3, 1.4, 1.5):
-        costs.add(seconds, is_first=False)
-    assert costs.typical == 1.4, "the median of the last five"
+    interval = AutoInterval(SaveHistory())
+    assert interval.cost is None
+    found: list[float | None] = []
+    for seconds in (20.0, 1.0, 1.2, 9.0, 1.1, 1.3, 1.4, 1.5):
+        interval.add_save(measure(seconds, duration=1.0, is_first=not found))
+        found.append(interval.cost)
+    assert found[:2] == [20.0, 1.0]
+    assert found[-1] == 1.4, "the median of the last five"
 
 
 def generation(at: float, reason: str = "failure", **fields: Any) -> dict[str, Any]:

@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.interval import (
-    at_risk_seconds,
-    list_generations,
-    unsaved_seconds,
-)
+from kdist_trainer.checkpoint.interval import list_generations, unsaved_seconds
 
 
 def event(name: str, time: float, **fields: Any) -> dict[str, Any]:
@@ -37,13 +33,13 @@ def test_training_time_begins_before_the_first_step_and_ends_with_the_failure() 
 def test_what_was_lost_since_the_last_commit_is_unsaved_and_no_more_at_risk() -> None:
     events = [*group(1, 100, 130), *group(2, 150, 160), event("generation", 170, generation=3)]
     assert unsaved_seconds(events) == 40
-    assert at_risk_seconds(events) == 0
+    assert unsaved_seconds(events, in_memory=True) == 0
 
 
 def test_what_ranks_have_kept_in_memory_is_at_risk() -> None:
     events = [*group(1, 100, 130), *group(2, 150, 160, kept_step=9)]
     events.append(event("generation", 170, generation=3, reason="failure", kept_step=14))
-    assert unsaved_seconds(events) == at_risk_seconds(events) == 40
+    assert unsaved_seconds(events) == unsaved_seconds(events, in_memory=True) == 40
 
 
 def test_a_commit_holds_the_state_of_the_moment_that_its_save_began() -> None:

@@ -14,7 +14,6 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.rendezvous import configmap_client
@@ -27,15 +26,6 @@ def open_store(
 ) -> KubernetesStore:
     config_map = api.config_map(retry_seconds=retry_seconds, **places)
     return KubernetesStore(config_map, run_id="run", timeout_seconds=seconds, poll_seconds=0.02)
-
-
-# torch passes this on to no store written in Python
-def test_a_key_can_be_removed(api: ApiServer) -> None:
-    for one in (open_store(api), HashStore()):
-        one.set("x", "1")
-        assert one.delete_key("x")
-        assert not one.delete_key("x")
-        assert not one.check(["x"])
 
 
 def test_a_reader_gets_the_value_as_soon_as_somebody_writes_it(api: ApiServer) -> None:

@@ -175,7 +175,7 @@ class ElasticAgent(ElasticAgentBase):
         )
         self._instance_id = f"{os.getpid()}-{time.time_ns()}"
         procs = spec.local_world_size
-        self._survivors = Survivors(settings.config, settings.scratch, procs=procs)
+        self._survivors = Survivors(settings.config, settings.scratch)
         self._prestarted = PrestartedWorkers(
             settings, self.start_without_group, self._survivors, procs=procs
         )
@@ -386,7 +386,7 @@ class ElasticAgent(ElasticAgentBase):
         handler = self._rendezvous_handler
         pids = {local_rank: self._workers.pid(local_rank) for local_rank in range(len(ranks))}
         activity = RankActivity(settings.scratch, pids)
-        self._telemetry.show_activity(activity.entries)
+        self._telemetry.sources.activity = activity.entries
         result: GroupResult | None = None
         try:
             with RendezvousPoller(

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from torch.distributed import DistError
 
@@ -185,22 +185,16 @@ class AgentStore:
         self._prefix = f"kdist/{run_id}/"
         self._node = node
 
-    def is_refused(self) -> bool:
-        """Whether the latest answer of an API server was a rejection, though it has served others
-        before.
-        """
-        return isinstance(self._store, KubernetesStore) and self._store.config_map.is_refused
-
     def refusal(self) -> str:
         """How the API server rejects what it has served before; empty if it does not."""
         return self._store.config_map.refusal if isinstance(self._store, KubernetesStore) else ""
 
     def limit_refusals(self, seconds: float) -> None:
-        """Have operations fail once an API server has refused them for so long; see
-        `KubernetesStore.limit_refusals`.
+        """Have operations raise `StoreRefusedError` once an API server has refused them for so
+        long.
         """
         if isinstance(self._store, KubernetesStore):
-            self._store.limit_refusals(seconds)
+            self._store.config_map.refused_seconds = seconds
 
     def read(self, key: str) -> Document:
         """The document at `key`; empty if there is none. Raises what the store raises."""
@@ -618,20 +612,6 @@ def _generations(events: Iterable[Event]) -> list[Event]:
 _KEPT_EVENTS: Final = 1000
 
 
-class EventLog(Protocol):
-    """The storage of a run's events."""
-
-    def append(self, event: str, **fields: Any) -> None: ...
-
-    def events(self) -> list[dict[str, Any]]: ...
-
-    def write_late(self) -> bool:
-        """Write what could not be written before; returns whether there was anything. Raises
-        `OSError`.
-        """
-        ...
-
-
 class FolderEventLog:
     """Events of a run with checkpoints, in their folder. A folder that does not answer is not
     waited for, and what it refuses is written with the next event that it takes: the numbers of the
@@ -649,7 +629,9 @@ class FolderEventLog:
         self.write_late()
 
     def write_late(self) -> bool:
-        """See `EventLog`."""
+        """Write what could not be written before; returns whether there was anything. Raises
+        `OSError`.
+        """
         if not self._late:
             return False
         self._calls.call(self._write)
@@ -682,10 +664,6 @@ class StoreEventLog:
     def events(self) -> list[dict[str, Any]]:
         return list(self._agent_store.read("events").get("events", []))
 
-    def write_late(self) -> bool:
-        """See `EventLog`."""
-        return False
-
 
 T = TypeVar("T")
 
@@ -704,7 +682,7 @@ class RunRecords:
         self._committed = 0
         self._known: list[dict[str, Any]] = []
         self._calls = BoundedCalls(f"the checkpoint folder {checkpoints}")
-        self._events: EventLog = (
+        self._events: StoreEventLog | FolderEventLog = (
             StoreEventLog(agent_store)
             if checkpoints is None
             else FolderEventLog(RunLedger(checkpoints), self._calls)
@@ -743,8 +721,9 @@ class RunRecords:
 
     def close(self) -> None:
         """Write what the storage has refused before, if it takes it now."""
-        with suppress(OSError):
-            self._events.write_late()
+        if isinstance(self._events, FolderEventLog):
+            with suppress(OSError):
+                self._events.write_late()
 
     def read_done(self, settings: Settings) -> dict[str, Any] | None:
         """See `exits.read_done`; None too if the storage does not answer."""

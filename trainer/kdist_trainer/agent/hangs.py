@@ -611,21 +611,16 @@ class RankActivity:
                 rank.next_look = now + LOOK_SECONDS
                 rank.entered_at = now if snapshot.inside else None
             elif seen != rank.seen:
-                self._move(rank, snapshot, seen, now)
+                if not snapshot.inside:
+                    rank.entered_at = None
+                elif rank.entered_at is None or snapshot.sequence != rank.seen[1]:
+                    rank.entered_at = now
+                rank.seen, rank.moved_at = seen, now
+                rank.next_look, rank.pause = now + LOOK_SECONDS, LOOK_SECONDS
+                rank.asked_at, rank.line, rank.line_since = None, "", None
             rank.ended = local_rank not in living
             if not rank.ended and not snapshot.inside:
                 self._look(local_rank, rank, now)
-
-    def _move(
-        self, rank: _Rank, snapshot: RankSnapshot, seen: tuple[object, ...], now: float
-    ) -> None:
-        if not snapshot.inside:
-            rank.entered_at = None
-        elif rank.entered_at is None or seen[1] != rank.seen[1]:
-            rank.entered_at = now
-        rank.seen, rank.moved_at = seen, now
-        rank.next_look, rank.pause = now + LOOK_SECONDS, LOOK_SECONDS
-        rank.asked_at, rank.line, rank.line_since = None, "", None
 
     def _look(self, local_rank: int, rank: _Rank, now: float) -> None:
         """Ask for the line if it is time, and read what was written since."""

@@ -117,7 +117,10 @@ class AgentTelemetry:
         self._folders = folders
         self.devices = ""
         """What the ranks of this node run on."""
-        exporter.sources.room, exporter.sources.full = self._find_room, self.find_full
+        self.sources = exporter.sources
+        """What `/status` shows."""
+        self.sources.full = self.find_full
+        self.sources.room = lambda: "".join(describe_room(use, each) for use, each in folders[:1])
         self._world_size = 1
         self._waiting_since: float | None = time.monotonic()
 
@@ -150,24 +153,18 @@ class AgentTelemetry:
                 "age_seconds": round(time.monotonic() - known.read_at, 3),
             }
 
-        self._exporter.sources.peers = read
-
-        sources = self._exporter.sources
-        sources.refused, sources.is_refused = handler.refused, store.is_refused
-        sources.refusal = store.refusal
+        sources = self.sources
+        sources.peers = read
+        sources.refused, sources.refusal = handler.refused, store.refusal
         sources.has_key = handler.has_key
-
-    def show_tracker(self, url: str) -> None:
-        """Have `/status` show the address of the run in its tracker."""
-        self._exporter.sources.tracker = url
-
-    def show_activity(self, activity: Callable[[], Mapping[int, Mapping[str, Any]]]) -> None:
-        """Have `/status` show what the ranks of a new group do."""
-        self._exporter.sources.activity = activity
 
     def show_machine_faults(self, faults: Sequence[Mapping[str, Any]]) -> None:
         """Have `/status` show the faults of the machines of this run."""
         self._exporter.sources.machine_faults = faults
+
+    def show_tracker(self, url: str) -> None:
+        """Have `/status` show the address of the run in its tracker."""
+        self._exporter.sources.tracker = url
 
     @contextmanager
     def waiting_for(self, message: str) -> Iterator[None]:
@@ -332,9 +329,6 @@ class AgentTelemetry:
             "full": full or None,
         }
 
-    def _find_room(self) -> str:
-        return "".join(describe_room(use, each) for use, each in self._folders[:1])
-
     def find_full(self, *, has: str = "has") -> str:
         """A sentence about the folders without room that the training writes to; empty if all have
         room. With `has="had"` it is for a text that is read later.
@@ -381,11 +375,7 @@ class PollResult:
     that leaves on purpose writes the document first.
     """
 
-    status: RendezvousStatus = field(
-        default_factory=lambda: RendezvousStatus(
-            waiting=0, vacant=0, left=0, silent=0, closed=False
-        )
-    )
+    status: RendezvousStatus = field(default_factory=RendezvousStatus)
     document: Document = field(default_factory=dict)
 
 

@@ -60,7 +60,7 @@ from kdist_trainer.agent.exits import root_cause
 from kdist_trainer.causes import BY_NAME
 from kdist_trainer.causes.host import REPLICAS_DIFFER
 from kdist_trainer.causes.row import MAX_REPEATS, SLOW, SLOW_START
-from kdist_trainer.checkpoint.interval import at_risk_seconds, read_history, unsaved_seconds
+from kdist_trainer.checkpoint.interval import read_history, unsaved_seconds
 from kdist_trainer.checkpoint.ledger import find_last_sign
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit, TrainConfig
@@ -663,7 +663,7 @@ class RestartLedger(RunRecords):
         return {
             "save_history": read_history([*events, *ends]).to_text(),
             "unsaved_seconds": round(unsaved_seconds([*events, *ends]), 3),
-            "at_risk_seconds": round(at_risk_seconds([*events, *ends]), 3),
+            "at_risk_seconds": round(unsaved_seconds([*events, *ends], in_memory=True), 3),
         }
 
     def append_generation(self, generation: Generation, world_size: int) -> None:

@@ -262,15 +262,13 @@ _SOCKET = "control.sock"
 class Survivors:
     """The workers of this node that can leave a broken group, and those that have left one."""
 
-    def __init__(self, config: TrainConfig, scratch: Path, *, procs: int) -> None:
+    def __init__(self, config: TrainConfig, scratch: Path) -> None:
         """Listen for the workers if they can be kept.
 
         Args:
             config: train.json.
             scratch: The agent's folder, where the socket is.
-            procs: The number of workers on this node.
         """
-        self._procs = procs
         self._control: ControlServer | None = None
         self.may_continue = True
         """Whether the workers of the present group may keep their training for the next one."""
@@ -280,11 +278,6 @@ class Survivors:
         """Whether `keep` has ended all workers that are not kept."""
         if can_keep_workers(config):
             self._control = ControlServer(scratch / _SOCKET)
-
-    @property
-    def can_wait_for_group(self) -> bool:
-        """Whether workers of this node can be started before they have a group."""
-        return self._control is not None and not 0 < self._procs <= torch.cuda.device_count()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -348,7 +341,12 @@ class Survivors:
         """Have the running workers leave their group, and kill those that do not, or all of them if
         none may continue. Workers that have not joined it yet wait for the next one.
         """
-        cancelled = self._cancel_pending_joins(workers)
+        cancelled = []
+        if self._control is not None:
+            joining, self._control.joining = self._control.joining, {}
+            cancelled = [
+                number for number, (pid, _) in joining.items() if pid == workers.pid(number)
+            ]
         if not self.may_continue:
             self.kept = {number: -1 for number in cancelled if number in workers.living}
             self._others_have_ended = not workers.kill(keep=list(self.kept))
@@ -385,15 +383,6 @@ class Survivors:
             return []
         return workers.kill(timeout_seconds=timeout_seconds, keep=self.kept)
 
-    def _cancel_pending_joins(self, workers: WorkerProcesses) -> list[int]:
-        """Have workers that are not ready for the group wait for the next one; returns their
-        local ranks.
-        """
-        if self._control is None:
-            return []
-        joining, self._control.joining = self._control.joining, {}
-        return [number for number, (pid, _) in joining.items() if pid == workers.pid(number)]
-
     def wait_for_group(self, local_ranks: Iterable[int]) -> None:
         """Have workers that were started without a group join the next one."""
         self.kept |= dict.fromkeys(local_ranks, -1)
@@ -402,13 +391,10 @@ class Survivors:
         """Whether all workers that wait for a group could join one now, or have ended."""
         self.poll()
         return all(
-            self.has_left(number, workers.pid(number)) or number not in workers.living
+            self._control_server.has_left(number, workers.pid(number))
+            or number not in workers.living
             for number in self.kept
         )
-
-    def has_left(self, local_rank: int, pid: int) -> bool:
-        """Whether a worker is out of its group, or is ready for its first one."""
-        return self._control is not None and self._control.has_left(local_rank, pid)
 
     def forget_exited(self, workers: WorkerProcesses) -> None:
         """Keep no worker that has ended since it left its group."""
@@ -491,7 +477,11 @@ class PrestartedWorkers:
         self._procs = procs
         self._environments: Mapping[int, dict[str, str]] = {}
         # another entrypoint does not know that it may have no group yet
-        self._is_possible = survivors.can_wait_for_group and settings.entrypoint == WORKER
+        self._is_possible = (
+            bool(survivors.environment)
+            and not 0 < procs <= torch.cuda.device_count()
+            and settings.entrypoint == WORKER
+        )
         self.local_ranks: set[int] = set()
         """The local ranks whose workers were started since the last group began."""
 

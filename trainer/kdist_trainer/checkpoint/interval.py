@@ -88,31 +88,21 @@ def list_generations(events: Iterable[Event]) -> list[TrainedGeneration]:
     return found if running is None else [*found, running]
 
 
-def unsaved_seconds(events: Iterable[Event]) -> float:
-    """The training time since the state of the newest checkpoint, work that was lost included."""
-    return _since_commit(list(events), from_memory=False)
-
-
-def at_risk_seconds(events: Iterable[Event]) -> float:
-    """The training time that ranks hold in memory and no checkpoint holds: what has been lost since
-    is not in it.
+def unsaved_seconds(events: Iterable[Event], *, in_memory: bool = False) -> float:
+    """The training time since the state of the newest checkpoint, work that was lost included.
+    With `in_memory` it is the time that ranks hold in memory and no checkpoint holds: what has been
+    lost since is not in it.
     """
-    return _since_commit(list(events), from_memory=True)
-
-
-def _since_commit(events: list[Event], *, from_memory: bool) -> float:
-    saved = max((_saved_at(one) for one in events if one.get("event") == "commit"), default=0.0)
-    seconds = 0.0
+    events = list(events)
+    # the state of a commit was copied when its save began
+    commits = [one for one in events if one.get("event") == "commit"]
+    begun = [_number(one.get("time")) - _number(one.get("seconds")) for one in commits]
+    saved, seconds = max(begun, default=0.0), 0.0
     for one in list_generations(events):
         seconds += max(0.0, one.ended - max(one.began, saved))
-        if from_memory and not one.kept:
+        if in_memory and not one.kept:
             seconds = 0.0
     return seconds
-
-
-def _saved_at(commit: Event) -> float:
-    """When the state of a commit was copied, which is when its save began."""
-    return _number(commit.get("time")) - _number(commit.get("seconds"))
 
 
 def _number(value: object) -> float:
@@ -251,7 +241,7 @@ class SaveClock:
     @property
     def at_risk(self) -> float:
         """The training time that is in memory and in no checkpoint."""
-        return self._total() - self._saved_at
+        return self.trained - self._saved_at
 
     @property
     def unsaved(self) -> float:
@@ -261,21 +251,22 @@ class SaveClock:
     @property
     def trained(self) -> float:
         """The training time of this worker group, in seconds."""
-        return self._total()
+        since = self._running_since
+        return self._trained + (0.0 if since is None else self._now() - since)
 
     @property
     def interval_seconds(self) -> float | None:
         """How much training may lie between two saves; None never to save by the clock."""
-        return self.interval.seconds(self._total())
+        return self.interval.seconds(self.trained)
 
     @property
     def pause_seconds(self) -> float:
         """How long the next save is to wait, since those before were not committed."""
-        return max(0.0, self._retry_at - self._total())
+        return max(0.0, self._retry_at - self.trained)
 
     def take_change(self) -> dict[str, float] | None:
         """See `SaveInterval.take_change`."""
-        return self.interval.take_change(self._total())
+        return self.interval.take_change(self.trained)
 
     @property
     def must_block(self) -> bool:
@@ -290,7 +281,7 @@ class SaveClock:
 
     def pause(self) -> None:
         """Stop counting."""
-        self._trained = self._total()
+        self._trained = self.trained
         self._running_since = None
 
     def add_steps(self, count: int, seconds: float) -> None:
@@ -320,12 +311,12 @@ class SaveClock:
         if seconds is None or self._in_progress is not None or step <= self._last_step:
             return False
         is_enough = self.unsaved + 1.5 * answered_after >= seconds
-        return is_enough and self._total() >= self._retry_at
+        return is_enough and self.trained >= self._retry_at
 
     def restored(self, step: int) -> None:
         """Continue from the checkpoint of `step`: what is newer is lost."""
         self._lost = self._clamp(self.unsaved)
-        self._saved_at = self._total()
+        self._saved_at = self.trained
         self._last_step = step
         self._begin_again()
 
@@ -334,7 +325,7 @@ class SaveClock:
         rank that handed the clock over has not seen to end. The save of step `carried` goes on.
         """
         is_lost = self._in_progress != carried and (self._in_progress or 0) > step
-        at = self._started.get(-1 if carried is None else carried, self._total())
+        at = self._started.get(-1 if carried is None else carried, self.trained)
         self._last_step = step
         if step in self._started:
             self._commit(step)
@@ -346,7 +337,7 @@ class SaveClock:
 
     def save_started(self, step: int) -> None:
         """Take in that the state of `step` is copied now."""
-        self._started[step] = self._total()
+        self._started[step] = self.trained
         self._last_step = self._in_progress = step
         self._during = _Steps()
         self._ticked = None  # the next step would last as long as the save
@@ -385,7 +376,7 @@ class SaveClock:
 
     def to_json(self) -> dict[str, Any]:
         """What another rank needs to continue with this clock."""
-        total = self._total()
+        total = self.trained
         return {
             "lost": self._lost,
             "at_risk": self.at_risk,
@@ -399,7 +390,7 @@ class SaveClock:
 
     def load(self, document: Mapping[str, Any]) -> None:
         """Continue with the clock that `to_json` describes, from memory."""
-        total = self._total()
+        total = self.trained
         self.interval.load(document["interval"])
         self._lost = self._clamp(document["lost"])
         self._saved_at = total - document["at_risk"]
@@ -411,7 +402,7 @@ class SaveClock:
     def _pause_saves(self, times: int) -> None:
         """Wait before the next save, after so many in a row that were not committed."""
         pause = _FIRST_RETRY_SECONDS * 2 ** min(times, _MAX_DOUBLINGS)
-        self._retry_at = self._total() + min(pause, self.interval_seconds or pause)
+        self._retry_at = self.trained + min(pause, self.interval_seconds or pause)
 
     def _begin_again(self) -> None:
         """Continue in another group, or from a checkpoint: no save is in progress, and one that was
@@ -430,10 +421,6 @@ class SaveClock:
         self._lost = 0.0
         self._retry_at = 0.0
         self.failures = self.cuts = 0
-
-    def _total(self) -> float:
-        since = self._running_since
-        return self._trained + (0.0 if since is None else self._now() - since)
 
     def _clamp(self, seconds: float) -> float:
         return max(0.0, min(seconds, self.interval_seconds or 0.0))
@@ -484,28 +471,6 @@ def choose_seconds(
         else between_losses + cost
     )
     return min(max(min(best, most), least), _LONGEST)
-
-
-class SaveCosts:
-    """The costs of the saves of one rank, in seconds of training time."""
-
-    def __init__(self) -> None:
-        self._first: float | None = None
-        self._later: deque[float] = deque(maxlen=_COSTS)
-
-    def add(self, seconds: float, *, is_first: bool) -> None:
-        """Note a save that was committed, and whether it is the first one of this process."""
-        if is_first:
-            self._first = seconds
-        else:
-            self._later.append(seconds)
-
-    @property
-    def typical(self) -> float | None:
-        """The median of the last ones; None before the first. A process's first save, which sets up
-        what the later ones use, counts only while there is no other.
-        """
-        return median(self._later) if self._later else self._first
 
 
 @dataclass(frozen=True)
@@ -617,15 +582,19 @@ class AutoInterval(SaveInterval):
         if history is None:
             history = SaveHistory.from_text(os.environ.get(HISTORY_VARIABLE, ""))
         self.history = history
-        self._own = SaveCosts()
+        self._first_save: float | None = None
+        self._later_saves: deque[float] = deque(maxlen=_COSTS)
         self._cost, self._duration = history.cost, history.duration
         self._seconds: float | None = None
         self._reported: tuple[float, float] | None = None
 
     @property
     def cost(self) -> float | None:
-        """What a save costs this rank, in seconds of training time; None before its first one."""
-        return self._own.typical
+        """What a save costs this rank, in seconds of training time: the median of the last ones;
+        None before the first. A process's first save, which sets up what the later ones use, counts
+        only while there is no other.
+        """
+        return median(self._later_saves) if self._later_saves else self._first_save
 
     def add_save(self, save: MeasuredSave) -> None:
         """Note what a save that was committed has cost: the time that the training stood still, and
@@ -634,7 +603,11 @@ class AutoInterval(SaveInterval):
         slower = 0.0
         if save.steps_during and save.step_seconds_outside:
             slower = save.steps_during * (save.step_seconds_during - save.step_seconds_outside)
-        self._own.add(save.stall + max(0.0, slower), is_first=save.is_first)
+        cost = save.stall + max(0.0, slower)
+        if save.is_first:
+            self._first_save = cost
+        else:
+            self._later_saves.append(cost)
         self._duration = save.duration
 
     def to_json(self, trained: float) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def register_launch_hook(hook: LaunchHook) -> None:
     _launch_hooks.insert(0, hook)
 
 
-def unregister_launch_hook(hook: LaunchHook) -> None:
+def unregister_launch_hook(hook: object) -> None:
     """Stop calling `hook`. Without any hook, collectives bypass this module."""
     _launch_hooks[:] = [other for other in _launch_hooks if other is not hook]
     if not _launch_hooks and _launch_kernels:
@@ -179,7 +179,7 @@ def register_wait_hook(hook: WaitHook) -> None:
     _wait_hooks.append(hook)
 
 
-def unregister_wait_hook(hook: WaitHook) -> None:
+def unregister_wait_hook(hook: object) -> None:
     """Stop calling `hook`."""
     _wait_hooks[:] = [other for other in _wait_hooks if other is not hook]
 

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,20 +82,21 @@ class StepTimer:
         return seconds
 
 
-class CollectiveTimer(Protocol):
-    """A timer of the collectives of each step, called by the training loop."""
+class CollectiveTimer:
+    """A timer of the collectives of each step, called by the training loop. This one measures
+    nothing.
+    """
 
     def start(self) -> None:
         """Start a step: count the collectives that are launched from now on."""
-        ...
 
     def finish_step(self) -> None:
         """Add the step's collectives to the sums; its last backward pass has returned."""
-        ...
 
     def close(self) -> None:
         """Stop measuring."""
-        ...
+        collective_hooks.unregister_launch_hook(self)
+        collective_hooks.unregister_wait_hook(self)
 
 
 @dataclass(slots=True)
@@ -108,7 +109,7 @@ class _AllReduces:
     nbytes: int = 0
 
 
-class GlooAllReduceTimer:
+class GlooAllReduceTimer(CollectiveTimer):
     """Times gloo's all-reduces, which end when their futures do, on gloo's threads."""
 
     def __init__(self, stats: StepStats, heartbeat: Heartbeat | None = None) -> None:
@@ -159,11 +160,8 @@ class GlooAllReduceTimer:
         spans = [(started, ended or now) for started, ended in step.spans]
         add_all_reduces(self._stats, spans, step.nbytes)
 
-    def close(self) -> None:
-        collective_hooks.unregister_launch_hook(self)
 
-
-class CudaAllReduceTimer:
+class CudaAllReduceTimer(CollectiveTimer):
     """Times all-reduces on a CUDA device by events that are read steps later: NCCL's futures end
     when they are enqueued.
     """
@@ -214,24 +212,8 @@ class CudaAllReduceTimer:
             if self._heartbeat is not None:
                 self._heartbeat.leave()
 
-    def close(self) -> None:
-        collective_hooks.unregister_launch_hook(self)
-
     def _event(self) -> torch.cuda.Event:
         return self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-class NullTimer:
-    """A timer that measures nothing."""
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def finish_step(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def add_all_reduces(stats: StepStats, spans: Sequence[tuple[float, float]], nbytes: int) -> None:
@@ -356,7 +338,7 @@ class _Step:
     pending: list[_Pending] = field(default_factory=list)
 
 
-class GlooCollectiveTimer:
+class GlooCollectiveTimer(CollectiveTimer):
     """Times gloo's collectives. One ends when its future does, on a thread of gloo's, or when the
     rank has waited for it.
     """
@@ -430,10 +412,6 @@ class GlooCollectiveTimer:
         for kind, sums in zip(Op, step.sums, strict=True):
             self._stats.add_collectives(kind, busy=sums.busy, nbytes=sums.nbytes, count=sums.count)
 
-    def close(self) -> None:
-        collective_hooks.unregister_launch_hook(self)
-        collective_hooks.unregister_wait_hook(self)
-
 
 @dataclass(slots=True)
 class _Enqueued:
@@ -445,7 +423,7 @@ class _Enqueued:
     nbytes: list[int] = field(default_factory=lambda: [0 for _ in Op])
 
 
-class CudaCollectiveTimer:
+class CudaCollectiveTimer(CollectiveTimer):
     """Times collectives on a CUDA device by events that are read steps later."""
 
     _READ_AFTER_STEPS = 2
@@ -498,6 +476,3 @@ class CudaCollectiveTimer:
                 self._stats.add_collectives(
                     kind, busy=busy, nbytes=step.nbytes[kind], count=step.count[kind]
                 )
-
-    def close(self) -> None:
-        collective_hooks.unregister_launch_hook(self)

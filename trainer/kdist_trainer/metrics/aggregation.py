@@ -42,35 +42,28 @@ class AgentMetrics:
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, dict[Labels, float]] = {metric.name: {} for metric in AGENT_METRICS}
-        self._observed: dict[str, dict[Labels, list[float]]] = {
-            metric.name: {} for metric in AGENT_METRICS
+        self._values: dict[str, dict[Labels, list[float]]] = {
+            metric.name: {each: [0.0] for each in metric.series if metric.kind is Kind.COUNTER}
+            for metric in AGENT_METRICS
         }
-        for metric in AGENT_METRICS:
-            if metric.kind is Kind.COUNTER:
-                self._values[metric.name] = dict.fromkeys(metric.series, 0.0)
+        """One number each, or a histogram's slots."""
 
     def restore(self, persisted: Mapping[str, Mapping[Labels, Sequence[float]]]) -> None:
         """Set the counters and histograms, given by the metric's name, to persisted values."""
         for name, series in persisted.items():
-            for labels, numbers in series.items():
-                if len(numbers) == 1:
-                    self._values[name][labels] = numbers[0]
-                else:
-                    self._observed[name][labels] = list(numbers)
+            self._values[name] |= {labels: list(numbers) for labels, numbers in series.items()}
 
     def increment(self, metric: Metric, labels: Labels = (), amount: float = 1.0) -> None:
         """Increment a counter. Raises `ValueError` if `amount` is negative."""
         if not amount >= 0:
             raise ValueError(f"{metric.name} cannot be incremented by {amount}")
-        values = self._values[metric.name]
-        values[labels] = values.get(labels, 0.0) + amount
+        self._values[metric.name].setdefault(labels, [0.0])[0] += amount
 
     def set(self, metric: Metric, value: float, labels: Labels = ()) -> None:
-        self._values[metric.name][labels] = value
+        self._values[metric.name][labels] = [value]
 
     def observe(self, metric: Metric, seconds: float, labels: Labels = ()) -> None:
-        counts = self._observed[metric.name].setdefault(labels, [0.0] * (len(metric.buckets) + 2))
+        counts = self._values[metric.name].setdefault(labels, [0.0] * (len(metric.buckets) + 2))
         counts[bisect_left(metric.buckets, seconds)] += 1
         counts[-1] += seconds
 
@@ -95,23 +88,19 @@ class AgentMetrics:
 
     def get(self, metric: Metric, labels: Labels = ()) -> float | None:
         """The value of one series; None if it was never set."""
-        return self._values[metric.name].get(labels)
+        numbers = self._values[metric.name].get(labels)
+        return None if numbers is None else numbers[0]
 
     def total(self, metric: Metric) -> float:
         """Sum of a counter's series."""
-        return sum(self._values[metric.name].values())
+        return sum(numbers[0] for numbers in self._values[metric.name].values())
 
     def snapshot(self) -> dict[str, dict[Labels, list[float]]]:
         """Copy all series, by the metric's name: one number each, or a histogram's slots."""
-        single = {
-            name: {labels: [value] for labels, value in series.items()}
+        return {
+            name: {labels: list(numbers) for labels, numbers in series.items()}
             for name, series in self._values.items()
         }
-        histograms = {
-            name: {labels: list(slots) for labels, slots in series.items()}
-            for name, series in self._observed.items()
-        }
-        return {name: single[name] or histograms[name] for name in single}
 
 
 ACCEPTED, STALE, MALFORMED = "accepted", "stale", "malformed"

@@ -366,11 +366,26 @@ class Exporter:
 
     def _read(self) -> dict[str, Series]:
         snapshot, agent, wall = self._snapshot()
-        series = {
+        shown = "pending" if self._state == STANDBY else self._state
+        series: dict[str, Series] = {
             **agent,
             **self.at_risk.series(now=time.time()),
             **reported_series(snapshot, wall),
-            **exporter_series(snapshot, self._state, self._scrape_seconds, self._all_refused()),
+            agent_metrics.SCRAPE_DURATION.name: {(): [self._scrape_seconds]},
+            agent_metrics.JOB_STATE.name: {(each,): [float(each == shown)] for each in STATES},
+            agent_metrics.HEARTBEAT.name: {
+                (str(rank),): [time] for rank, time in snapshot.received_at.items()
+            },
+            agent_metrics.RECORDS.name: {
+                (outcome,): [float(count)]
+                for outcome, count in snapshot.received.items()
+                if count or outcome == ACCEPTED
+            },
+            agent_metrics.CONNECTIONS_REFUSED.name: {
+                (server, reason): [float(reasons.get(reason, 0))]
+                for server, reasons in self._all_refused().items()
+                for reason in REASONS
+            },
         }
         return series if self._managed else drop_unreported(series)
 
@@ -396,17 +411,14 @@ class Exporter:
         return HttpResponse(HTTPStatus.OK, body, media_type)
 
     def _health(self, _: str) -> HttpResponse:
-        return (
-            text_response("ok", HTTPStatus.OK)
-            if self._healthy()
-            else text_response("the agent is stuck", HTTPStatus.SERVICE_UNAVAILABLE)
-        )
+        if self._healthy():
+            return text_response(HTTPStatus.OK)
+        return text_response(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is stuck")
 
     def _ready(self, _: str) -> HttpResponse:
-        return text_response(
-            self._state,
-            HTTPStatus.OK if self._state in _READY_STATES else HTTPStatus.SERVICE_UNAVAILABLE,
-        )
+        is_ready = self._state in _READY_STATES
+        status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return text_response(status, self._state)
 
     def _status(self, _: str) -> HttpResponse:
         return HttpResponse(
@@ -491,35 +503,6 @@ def reported_series(snapshot: MetricsSnapshot, wall: Mapping[str, float]) -> dic
                 else {}
             )
     return found
-
-
-def exporter_series(
-    snapshot: MetricsSnapshot,
-    state: str,
-    scrape_seconds: float,
-    refused: Mapping[str, Mapping[str, int]],
-) -> dict[str, Series]:
-    """The series of the exporter itself, by the metric's name. `refused` are the connections that
-    the agent's servers have closed, by reason, by server.
-    """
-    shown = "pending" if state == STANDBY else state
-    return {
-        agent_metrics.SCRAPE_DURATION.name: {(): [scrape_seconds]},
-        agent_metrics.JOB_STATE.name: {(each,): [float(each == shown)] for each in STATES},
-        agent_metrics.HEARTBEAT.name: {
-            (str(rank),): [time] for rank, time in snapshot.received_at.items()
-        },
-        agent_metrics.RECORDS.name: {
-            (outcome,): [float(count)]
-            for outcome, count in snapshot.received.items()
-            if count or outcome == ACCEPTED
-        },
-        agent_metrics.CONNECTIONS_REFUSED.name: {
-            (server, reason): [float(reasons.get(reason, 0))]
-            for server, reasons in refused.items()
-            for reason in REASONS
-        },
-    }
 
 
 _CUMULATIVE = frozenset(

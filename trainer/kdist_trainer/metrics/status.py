@@ -71,8 +71,7 @@ class StatusSources:
     Attributes:
         peers: The other agents; None while they are unknown.
         refused: The connections that the exchange has closed, by reason.
-        is_refused: Whether the API server refuses this agent the rendezvous.
-        refusal: How it refuses it, in a sentence; empty if it does not.
+        refusal: How the API server refuses this agent the rendezvous; empty if it does not.
         has_key: Whether the key of the exchange is mounted; None where agents need none.
         activity: What the ranks do, by local rank.
         last_failure: The failure that ended the latest worker group; None without one.
@@ -89,7 +88,6 @@ class StatusSources:
 
     peers: Callable[[], dict[str, Any] | None] = lambda: None
     refused: Callable[[], Mapping[str, int]] = dict
-    is_refused: Callable[[], bool] = bool
     refusal: Callable[[], str] = str
     has_key: Callable[[], bool | None] = lambda: None
     activity: Callable[[], Mapping[int, Mapping[str, Any]]] = dict
@@ -111,10 +109,11 @@ class StatusSources:
             is_known = not ended and bool(self.last_failure.get("full"))
             is_full = bool(self.full()) if is_known else None
             last_failure = {**self.last_failure, "is_full": is_full}
+        refusal = "" if ended else self.refusal()
         return {
             "peers": None if ended else self.peers(),
-            "rendezvous_refused": not ended and self.is_refused(),
-            "rendezvous_refusal": None if ended else self.refusal() or None,
+            "rendezvous_refused": bool(refusal),
+            "rendezvous_refusal": refusal or None,
             "exchange_key": None if ended else self.has_key(),
             "last_failure": last_failure,
             "devices": self.devices or None,

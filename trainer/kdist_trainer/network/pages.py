@@ -57,7 +57,7 @@ class _Request(Session):
             self._answer(response, with_body=method != "HEAD")
 
     def exceed(self) -> None:
-        self._answer(_error_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), with_body=True)
+        self._answer(text_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), with_body=True)
 
     def _answer(self, response: HttpResponse, *, with_body: bool) -> None:
         self._is_answered = True
@@ -69,28 +69,24 @@ class _Request(Session):
         line, *headers = head.decode("latin-1").split("\r\n")
         words = line.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
-            return _error_response(HTTPStatus.BAD_REQUEST), "GET"
+            return text_response(HTTPStatus.BAD_REQUEST), "GET"
         method, target, _ = words
         route = self._routes.get(target.partition("?")[0])
         if method not in {"GET", "HEAD"}:
-            return _error_response(HTTPStatus.METHOD_NOT_ALLOWED), method
+            return text_response(HTTPStatus.METHOD_NOT_ALLOWED), method
         if route is None:
-            return _error_response(HTTPStatus.NOT_FOUND), method
+            return text_response(HTTPStatus.NOT_FOUND), method
         fields = (header.partition(":") for header in headers)
         accept = next((value.strip() for name, _, value in fields if name.lower() == "accept"), "")
         try:
             return route(accept), method
         except Exception:  # noqa: BLE001  a bug in a handler fails one request, not the server
-            return _error_response(HTTPStatus.INTERNAL_SERVER_ERROR), method
+            return text_response(HTTPStatus.INTERNAL_SERVER_ERROR), method
 
 
-def text_response(line: str, status: HTTPStatus) -> HttpResponse:
-    """A plain-text response of one line."""
-    return HttpResponse(status, f"{line}\n".encode())
-
-
-def _error_response(status: HTTPStatus) -> HttpResponse:
-    return text_response(status.phrase.lower(), status)
+def text_response(status: HTTPStatus, line: str = "") -> HttpResponse:
+    """A plain-text response of one line, by default the status in words."""
+    return HttpResponse(status, f"{line or status.phrase.lower()}\n".encode())
 
 
 def _head(response: HttpResponse) -> bytes:

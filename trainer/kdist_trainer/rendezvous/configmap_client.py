@@ -158,13 +158,10 @@ class ConfigMap:
         self._created_at = time.monotonic()
 
     @property
-    def is_refused(self) -> bool:
-        """Whether the API server rejects requests now, though it has served others before."""
-        return self._refused_since is not None
-
-    @property
     def refusal(self) -> str:
-        """The status and meaning of that rejection; empty if there is none."""
+        """The status and meaning of the rejection if the API server rejects requests now, though it
+        has served others before; else empty.
+        """
         if self._refused_since is None:
             return ""
         status = self._refused_status

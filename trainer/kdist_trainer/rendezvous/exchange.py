@@ -568,10 +568,6 @@ class ExchangeStore(Store):
         """Wait until all keys exist."""
         self._wait_for(keys, self._timeout_seconds if timeout is None else timeout.total_seconds())
 
-    def has_extended_api(self) -> bool:
-        """False: the store has none of torch's optional operations, such as queues."""
-        return False
-
     def close(self) -> None:
         """Close the connection."""
         self._stream.close()  # the socket stays open until its file is closed

@@ -144,10 +144,6 @@ class RoundMembership:
         """See `MemberConnection.silent`."""
         return set[int]().union(*(each.silent(seconds) for each in self.connections))
 
-    def note_host_end(self) -> None:
-        """See `MemberConnection.note_host_end`."""
-        self.connections[0].note_host_end()
-
     def leave(self) -> None:
         """Close the connections on purpose: this member has left, and is not disconnected."""
         with self._lock:
@@ -277,7 +273,7 @@ class Rendezvous(RendezvousBase):
         except DistError as error:
             self._failed_exchanges += 1
             if isinstance(error, HostEndedError) and self._membership is not None:
-                self._membership.note_host_end()
+                self._membership.connections[0].note_host_end()
             raise
         finally:
             if isinstance(store, FileStore):

@@ -296,11 +296,11 @@ class RendezvousStatus:
         closed: Whether the run is over, so that there are no more rounds.
     """
 
-    waiting: int
-    vacant: int
-    left: int
-    silent: int
-    closed: bool
+    waiting: int = 0
+    vacant: int = 0
+    left: int = 0
+    silent: int = 0
+    closed: bool = False
 
 
 @dataclass(frozen=True)

@@ -148,19 +148,6 @@ class FileStore(Store):
         """Wait until all keys exist."""
         self._wait_for(keys, self._timeout_seconds if timeout is None else timeout.total_seconds())
 
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of all keys; waits until all exist."""
-        return [self.get(key) for key in keys]
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Set each key to its value, in order."""
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
-    def has_extended_api(self) -> bool:
-        """False: the store has none of torch's optional operations, such as queues."""
-        return False
-
     def _path(self, key: str) -> Path:
         return self.folder / f"={quote(key, safe='')}"
 
@@ -349,18 +336,6 @@ class KubernetesStore(Store):
         fresh = {key: _bytes(value) for key, value in zip(keys, values, strict=True)}
         self._change(lambda held: held.update(fresh))
 
-    def delete_key(self, key: str) -> bool:
-        """Remove `key`; returns whether it existed."""
-        return self._change(lambda values: values.pop(key, None) is not None)
-
-    def has_extended_api(self) -> bool:
-        """False: the store has none of torch's optional operations, such as queues."""
-        return False
-
-    def limit_refusals(self, seconds: float) -> None:
-        """Have operations raise `StoreRefusedError` after `seconds` of refusals."""
-        self.config_map.refused_seconds = seconds
-
     def fetch(self, *, fresh_seconds: float = 0.0) -> Copy:
         """The ConfigMap as it was at most `fresh_seconds` ago."""
         copy = self._copy
@@ -394,7 +369,9 @@ class KubernetesStore(Store):
                 copy = _as_store_error(self.config_map.read)
                 is_current = True
                 self._copy = copy
-                for writer in _writers(copy.values):
+                ring = copy.values.get(_WRITERS, b"")
+                for start in range(0, len(ring), _WRITER_BYTES):
+                    writer = ring[start : start + _WRITER_BYTES]
                     if writer in attempts:  # an earlier write succeeded, and its response was lost
                         return attempts[writer]
             before = _decode(copy.values)
@@ -478,11 +455,6 @@ def prune(values: Values, *, run_id: str) -> Values:
 
 def _decode(values: Mapping[str, bytes]) -> Values:
     return {decode_key(key): value for key, value in values.items() if key != _WRITERS}
-
-
-def _writers(values: Mapping[str, bytes]) -> list[bytes]:
-    ring = values.get(_WRITERS, b"")
-    return [ring[start : start + _WRITER_BYTES] for start in range(0, len(ring), _WRITER_BYTES)]
 
 
 def _as_store_error(request: Callable[[], Copy]) -> Copy:

@@ -28,7 +28,6 @@ from kdist_trainer.checkpoint.manifest import (
     Checkpoint,
     CheckpointDirectory,
     DamagedCheckpointError,
-    Manifest,
     UnsupportedCheckpointError,
     check_digests,
     list_segments,
@@ -193,12 +192,9 @@ def describe(
         for one in committed
         if only in ("", one.name)
     ]
-    entries += [
-        _other(one, "damaged") for one in directory.damaged() if only in ("", one.path.name)
-    ]
-    entries += [
-        _other(one, "unfinished") for one in directory.temporary() if only in ("", one.path.name)
-    ]
+    for state, found in (("damaged", directory.damaged()), ("unfinished", directory.temporary())):
+        others = [one for one in found if only in ("", one.path.name)]
+        entries += [_bare(one) | {"name": one.path.name, "state": state} for one in others]
     for entry in entries:
         entry["kept"] = kept.get(entry["name"], [])
     # an unsupported one is not skipped: the training refuses to start
@@ -227,7 +223,15 @@ def _entry(one: Checkpoint, *, verify: bool, valid: bool, read: ReadCheck | None
     entry, is_intact = _bare(one), False
     try:
         manifest = read_manifest(one.path)
-        entry |= _facts(manifest)
+        entry |= {
+            "bytes": manifest.nbytes,
+            "files": len(manifest.files),
+            "samplesSeen": manifest.samples_seen,
+            "worldSize": manifest.world_size,
+            "runId": manifest.run_id,
+            "parent": manifest.parent,
+            "versions": manifest.versions,
+        }
         if verify:
             check_digests(one.path, manifest, manifest.files)
             is_intact = True
@@ -240,22 +244,6 @@ def _entry(one: Checkpoint, *, verify: bool, valid: bool, read: ReadCheck | None
     except UnsupportedCheckpointError as error:
         entry |= {"state": "unsupported" if valid else "superseded", "problem": str(error)}
     return entry
-
-
-def _facts(manifest: Manifest) -> Entry:
-    return {
-        "bytes": manifest.nbytes,
-        "files": len(manifest.files),
-        "samplesSeen": manifest.samples_seen,
-        "worldSize": manifest.world_size,
-        "runId": manifest.run_id,
-        "parent": manifest.parent,
-        "versions": manifest.versions,
-    }
-
-
-def _other(one: Checkpoint, state: str) -> Entry:
-    return _bare(one) | {"name": one.path.name, "state": state}
 
 
 def _bare(one: Checkpoint) -> Entry:
@@ -333,19 +321,14 @@ def archive_run(root: StoragePath) -> StoragePath | None:
     return target
 
 
-def list_nodes(root: StoragePath) -> list[str]:
-    """The nodes that have a folder of logs, in order of their numbers. Raises `OSError`."""
-    names = [folder.name for folder in storage.list_folders(root / LOGS)]
-    return sorted(names, key=lambda name: (len(name), name))
-
-
 def describe_logs(root: StoragePath) -> dict[str, Any]:
     """What there is: `generations`, oldest first, each with its number, its nodes and bytes.
 
     Raises `OSError`.
     """
     found: dict[int, dict[str, Any]] = {}
-    for node in list_nodes(root):
+    names = [folder.name for folder in storage.list_folders(root / LOGS)]
+    for node in sorted(names, key=lambda name: (len(name), name)):  # in order of their numbers
         for segment, size in list_segments(root / LOGS / node).items():
             entry = found.setdefault(
                 segment.generation, {"generation": segment.generation, "nodes": [], "bytes": 0}

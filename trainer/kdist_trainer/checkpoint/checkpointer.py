@@ -14,7 +14,6 @@ one rank downloads them. What it is given to read has been verified before.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shutil
@@ -25,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -166,7 +166,9 @@ class RequiredSave:
             following = _Next.WAIT
             if left <= 0:
                 following = _Next.END
-            elif time.monotonic() >= now + pause or (is_rank_zero and self._has_grown(room)):
+            elif time.monotonic() >= now + pause or (
+                room is not None and (self._find_room() or 0) >= room + _GROWN_BYTES
+            ):
                 following = _Next.ATTEMPT
             answers = self._group.gather((self.waiting.is_asked_to_stop(), following))
             if any(stops for stops, _ in answers):
@@ -198,40 +200,6 @@ class RequiredSave:
             found = self._calls.call(lambda: os.statvfs(root))
             return found.f_bavail * found.f_frsize
         return None
-
-    def _has_grown(self, before: int | None) -> bool:
-        now = None if before is None else self._find_room()
-        return before is not None and now is not None and now >= before + _GROWN_BYTES
-
-
-class RunIdentity:
-    """The run, its job and its ranks."""
-
-    def __init__(self, *, run_id: str, job: Mapping[str, Any], world_size: int) -> None:
-        self.run_id = run_id
-        self.job = dict(job)
-        self._world_size = world_size
-        digest = hashlib.sha256(encode_json(self.job, sort_keys=True).encode())
-        self._config_digest = digest.hexdigest()
-
-    def describe(
-        self, state: Mapping[str, Any], *, step: int, epoch: int, parent: StoragePath | None
-    ) -> Manifest:
-        """The manifest of a state, without files."""
-        return Manifest(
-            step=step,
-            epoch=epoch,
-            samples_seen=state.get("samples_seen"),
-            world_size=self._world_size,
-            run_id=self.run_id,
-            parent=parent.name if parent is not None else None,
-            config_digest=self._config_digest,
-            versions={
-                "kdist": kdist_trainer.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-        )
 
 
 _ABANDON_SECONDS, _ABANDON_LOOKS = 0.2, 5
@@ -289,7 +257,7 @@ class CheckpointManager:
         """
         self.directory = CheckpointDirectory(root)
         self._group = CheckpointGroup(world)
-        self._identity = RunIdentity(run_id=run_id, job=job, world_size=world.size)
+        self._run_id, self._job = run_id, dict(job)
         self._blocking = config.mode == "blocking"
         self._config, self._spared, self._holders = config, spared, holders
         self.folder = FolderAccess(
@@ -527,11 +495,11 @@ class CheckpointManager:
     def _end_run(self, step: int, final: dict[str, Any]) -> SaveResult:
         """Write DONE after the last checkpoint."""
         document = {
-            "run_id": self._identity.run_id,
+            "run_id": self._run_id,
             "step": step,
             "checkpoint": name_of(step, self.epoch),
             **final,
-            "job": self._identity.job,
+            "job": self._job,
         }
         result = self.folder.end_run(document)
         return result if result.ok else self._report(result)
@@ -568,19 +536,29 @@ class CheckpointManager:
         before_commit: Callable[[], None] | None = None,
     ) -> CommitRequest:
         """What to commit, without the folder of an attempt."""
+        last = self._writer.acknowledged or self.resumed
+        manifest = Manifest(
+            step=step,
+            epoch=self.epoch,
+            samples_seen=state.get("samples_seen"),
+            world_size=self._group.size,
+            run_id=self._run_id,
+            parent=None if last is None or last.path is None else last.path.name,
+            config_digest=sha256(encode_json(self._job, sort_keys=True).encode()).hexdigest(),
+            versions={
+                "kdist": kdist_trainer.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+        )
         return CommitRequest(
-            manifest=self._describe(step, state),
-            state=write_state(state, self._identity.job),
+            manifest=manifest,
+            state=write_state(state, self._job),
             temporary=Path(),
             started=started,
             visible_seconds=visible_seconds,
             before_commit=before_commit,
         )
-
-    def _describe(self, step: int, state: dict[str, Any]) -> Manifest:
-        last = self._writer.acknowledged or self.resumed
-        parent = None if last is None else last.path
-        return self._identity.describe(state, step=step, epoch=self.epoch, parent=parent)
 
     def _start(
         self,
@@ -593,7 +571,8 @@ class CheckpointManager:
         attempt = replace(request, temporary=self._new_folder(request.manifest.name))
         self._attempt = attempt
         self._writer.begin()
-        self._background.start(lambda: self._writer.write(attempt, staged, paths, described))
+        content = partial(self._writer.write_tensors, attempt, staged, paths, described)
+        self._background.start(lambda: self._writer.commit(attempt, content))
 
     def _new_folder(self, name: str) -> StoragePath:
         self._saves += 1
@@ -612,6 +591,7 @@ class CheckpointManager:
         return result
 
 
+_NO_FILE: Final = "the framework wrote no file"
 WriteFiles = Callable[[Path], None]
 """Writes this rank's files into a folder that all ranks share. Called on every rank."""
 
@@ -718,26 +698,26 @@ class FileCheckpointManager(CheckpointManager):
     def _commit_files(
         self, write: WriteFiles, *, framework: str, step: int, started: float
     ) -> None:
-        state = {"step": step, "framework": framework}
-        manifest = self._describe(step, state)
-        temporary = self._new_folder(manifest.name)
+        temporary = self._new_folder(name_of(step, self.epoch))
         local = temporary if isinstance(temporary, Path) else _local_folder() / temporary.name
         error = self._write(write, local)
-        request = CommitRequest(
-            manifest=manifest,
-            state=write_state(state, self._identity.job),
-            temporary=temporary,
-            started=started,
-            visible_seconds=time.monotonic() - started,
-        )
+        state = {"step": step, "framework": framework}
+        request = self._request(step, state, started, time.monotonic() - started)
+        request = replace(request, temporary=temporary)
+
+        def finish() -> dict[str, Digest]:
+            if error is not None:
+                raise error
+            if isinstance(temporary, Path):
+                return self._digest(temporary)
+            return self._upload(local, temporary)
 
         def commit() -> SaveResult:
-            if isinstance(temporary, Path):
-                return self._writer.commit(request, partial(self._digest, temporary, error))
             try:
-                return self._writer.commit(request, partial(self._upload, local, temporary, error))
+                return self._writer.commit(request, finish)
             finally:
-                shutil.rmtree(local, ignore_errors=True)
+                if local != temporary:
+                    shutil.rmtree(local, ignore_errors=True)
 
         self._writer.begin()
         self._background.start(commit)
@@ -763,11 +743,11 @@ class FileCheckpointManager(CheckpointManager):
             problem = error if isinstance(error, OSError) else StorageError(str(error))
         return next((error for error in self._group.gather(problem) if error is not None), None)
 
-    def _digest(self, temporary: Path, error: Exception | None) -> dict[str, Digest]:
+    def _digest(self, temporary: Path) -> dict[str, Digest]:
         """Sync and digest this rank's share of the files; returns the digests of all."""
-        if error is not None:
-            raise error
-        names = self._group.on_rank_zero(partial(_list_files, temporary))
+        names = self._group.on_rank_zero(partial(_find_files, temporary))
+        if not names:
+            raise StorageError(_NO_FILE)
 
         def digest() -> dict[str, Digest]:
             return {
@@ -781,16 +761,12 @@ class FileCheckpointManager(CheckpointManager):
                 storage.sync_folder(folder)
         return {name: found for share in shares for name, found in share.items()}
 
-    def _upload(
-        self, local: Path, target: ObjectPath, error: Exception | None
-    ) -> dict[str, Digest]:
+    def _upload(self, local: Path, target: ObjectPath) -> dict[str, Digest]:
         """Upload what this rank is the first to see of the files; returns the digests of all."""
-        if error is not None:
-            raise error
         seen = self._group.on_all_ranks(partial(_find_files, local))
         owners = {name: rank for rank in reversed(range(len(seen))) for name in seen[rank]}
         if not owners:
-            raise StorageError("the framework wrote no file")
+            raise StorageError(_NO_FILE)
 
         def upload() -> dict[str, Digest]:
             digests = {}
@@ -808,16 +784,6 @@ class FileCheckpointManager(CheckpointManager):
 def _local_folder() -> Path:
     """A folder of this node that its ranks share."""
     return Path(os.environ.get("KDIST_SCRATCH") or tempfile.gettempdir())
-
-
-def _list_files(temporary: Path) -> list[str]:
-    """Names of the files relative to the folder. Raises `StorageError` if there is none, or a
-    link.
-    """
-    names = _find_files(temporary)
-    if not names:
-        raise StorageError("the framework wrote no file")
-    return names
 
 
 def _find_files(folder: Path) -> list[str]:

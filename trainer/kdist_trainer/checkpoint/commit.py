@@ -35,6 +35,7 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.lock import Lock, LockLostError, LockRecord
 from kdist_trainer.checkpoint.manifest import (
     MANIFEST,
+    MAX_BYTES,
     STATE,
     Checkpoint,
     CheckpointDirectory,
@@ -162,6 +163,7 @@ def commit_checkpoint(
         storage.rename(folder, target)
         storage.sync_folder(directory.root)
     else:
+        assert isinstance(target, ObjectPath)  # noqa: S101 - as all of the folder
         manifest = replace(manifest, folder=folder.name)
         if request.before_commit is not None:
             request.before_commit()
@@ -172,7 +174,7 @@ def commit_checkpoint(
     return manifest
 
 
-def _put_manifest(path: StoragePath, data: bytes) -> None:
+def _put_manifest(path: ObjectPath, data: bytes) -> None:
     """Create a manifest in an object store, which makes its checkpoint a committed one.
 
     Always on a condition: a request that was given up may still reach the store, and must not
@@ -186,7 +188,7 @@ def _put_manifest(path: StoragePath, data: bytes) -> None:
             storage.write_new(path, data, exclusive=True)
         except FileExistsError:
             # of an earlier attempt of the same save, not acknowledged: nobody else has this epoch
-            storage.replace_existing(path, data)
+            path.store.replace(path.key, data, path.store.get(path.key, MAX_BYTES).tag)
     except OSError as error:
         raise UnsettledCommitError(error.errno, f"{path} may not be committed: {error}") from error
 

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -66,7 +67,11 @@ class Export:
     def write(self, stream: BinaryIO) -> dict[str, Any]:
         """Write the file; returns a summary. Raises `DamagedCheckpointError` or `OSError`."""
         sha, count = hashlib.sha256(), 0
-        for data in (self._header(), *self._contents()):
+        contents = (one for names in self._groups() for one in self.fetch(names).values())
+        weights = (
+            one.reshape(-1).view(torch.uint8).numpy().tobytes() for one in contents if one.numel()
+        )
+        for data in chain((self._header(),), weights):
             sha.update(data)
             count += stream.write(data)
         averaged = sum(source.startswith(_AVERAGE) for source in self.sources.values())
@@ -114,11 +119,6 @@ class Export:
         text = encode_json(document, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
-
-    def _contents(self) -> Iterator[bytes]:
-        for names in self._groups():
-            for tensor in self.fetch(names).values():
-                yield _bytes_of(tensor)
 
     def _groups(self) -> Iterator[list[str]]:
         """Names of successive tensors that are read together: each read opens the index again."""
@@ -229,7 +229,10 @@ def _averages(
     shared: dict[str, str] = {}
     for name in without:
         for other, average in averages.items():
-            if other in weights and _same_layout(entries[weights[name]], entries[weights[other]]):
+            if other not in weights:
+                continue
+            own, theirs = entries[weights[name]], entries[weights[other]]
+            if (own.size, _type_of(own)) == (theirs.size, _type_of(theirs)):
                 pair = load_full_tensors(found.path, manifest, (weights[name], weights[other]))
                 if torch.equal(*pair.values()):
                     shared[name] = average
@@ -237,13 +240,5 @@ def _averages(
     return {**{name: average for name, average in averages.items() if name in weights}, **shared}
 
 
-def _same_layout(one: TensorStorageMetadata, other: TensorStorageMetadata) -> bool:
-    return one.size == other.size and _type_of(one) == _type_of(other)
-
-
 def _type_of(entry: TensorStorageMetadata) -> torch.dtype:
     return entry.properties.dtype
-
-
-def _bytes_of(tensor: Tensor) -> bytes:
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

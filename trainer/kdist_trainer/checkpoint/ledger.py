@@ -21,7 +21,6 @@ import os
 import secrets
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -45,31 +44,10 @@ _SEGMENT_BYTES = 1 << 18
 Shorten = Callable[[bytes], bytes]
 
 
-class LineFile(ABC):
-    """Lines that one process appends. Every method raises `OSError` if the storage fails."""
-
-    @abstractmethod
-    def append(self, data: bytes) -> None:
-        """Append whole lines."""
-
-    @abstractmethod
-    def sync(self) -> None:
-        """Return once what was appended is durable."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give back what it holds; it may be called twice."""
-
-
-def open_lines(path: StoragePath, shorten: Shorten | None = None) -> LineFile:
-    """Open a file of lines for appending; in an object store, `shorten` makes those of a segment
-    that has become long fewer. Raises `OSError`.
+class AppendedLines:
+    """Lines that one process appends, at the end of a file, after those of earlier processes. Every
+    method raises `OSError` if the storage fails.
     """
-    return SegmentedLines(path, shorten) if isinstance(path, ObjectPath) else AppendedLines(path)
-
-
-class AppendedLines(LineFile):
-    """Lines at the end of a file, after those of earlier processes."""
 
     def __init__(self, path: Path) -> None:
         storage.make_folder(path.parent, durable=True)
@@ -81,25 +59,25 @@ class AppendedLines(LineFile):
             os.write(self._handle, b"\n")
 
     def append(self, data: bytes) -> None:
-        """Append them in one write, as far as the system does."""
+        """Append whole lines, in one write, as far as the system does."""
         view = memoryview(data)
         while view:
             view = view[os.write(self._handle, view) :]
 
     def sync(self) -> None:
-        """Sync the file."""
+        """Return once what was appended is durable."""
         os.fsync(self._handle)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; it may be called twice."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
 
 
-class SegmentedLines(LineFile):
+class SegmentedLines:
     """Lines of one process in objects of its own: the newest is written again, longer, at each
-    sync, until it is long and cannot be shortened.
+    sync, until it is long and `shorten` cannot make its lines fewer.
     """
 
     def __init__(self, folder: ObjectPath, shorten: Shorten | None = None) -> None:
@@ -142,6 +120,14 @@ class SegmentedLines(LineFile):
         """Do nothing: nothing is open."""
 
 
+LineFile = AppendedLines | SegmentedLines
+
+
+def open_lines(path: StoragePath, shorten: Shorten | None = None) -> LineFile:
+    """Open a file of lines for appending. Raises `OSError`."""
+    return SegmentedLines(path, shorten) if isinstance(path, ObjectPath) else AppendedLines(path)
+
+
 def find_files(path: StoragePath) -> dict[StoragePath, int]:
     """The files, with their sizes, that hold the lines, oldest first; empty before the first line.
     Raises `OSError`.
@@ -165,17 +151,7 @@ def read_lines(path: StoragePath) -> list[dict[str, Any]]:
     """All lines, oldest first; of several processes at once, segment after segment. Raises
     `OSError`.
     """
-    if isinstance(path, ObjectPath):
-        return [
-            line
-            for name in sorted(path.files())
-            for line in parse_lines((path / name).read_bytes())
-        ]
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    return parse_lines(data)
+    return [line for file in find_files(path) for line in parse_lines(file.read_bytes())]
 
 
 def read_newest(path: StoragePath) -> Iterator[list[dict[str, Any]]]:

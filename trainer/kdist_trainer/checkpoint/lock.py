@@ -20,7 +20,6 @@ import re
 import secrets
 import socket
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -88,51 +87,18 @@ class LockRecord:
         return None
 
 
-class LockRecords(ABC):
-    """The records of one folder's lock. Every method raises `OSError` if the storage fails."""
-
-    @abstractmethod
-    def read(self) -> tuple[int, LockRecord | None]:
-        """The highest epoch that has been taken, 0 for none, and the newest complete record, which
-        is of that epoch or of an earlier one.
-        """
-
-    @abstractmethod
-    def create(self, record: LockRecord) -> None:
-        """Take the record's epoch. Raises `FileExistsError` if another has taken it, or any later
-        one, since the records were read.
-        """
-
-    @abstractmethod
-    def rewrite(self, record: LockRecord) -> None:
-        """Replace the record of the same epoch, which must be the last that was read. Raises
-        `FileExistsError` if another has the lock meanwhile, as far as the storage can tell.
-        """
-
-    @abstractmethod
-    def remove(self, epoch: int) -> None:
-        """Give an epoch back, which is to be taken again."""
-
-    @abstractmethod
-    def prune(self) -> None:
-        """Remove old records. Never raises `OSError`."""
-
-
-def open_records(root: StoragePath) -> LockRecords:
-    """The records of the lock of the checkpoint folder `root`."""
-    if isinstance(root, ObjectPath):
-        return LockObject(root / "lock.json")
-    return LockFiles(root / "lock")
-
-
-class LockFiles(LockRecords):
-    """Records in a folder: a crash may leave the file of a higher epoch empty."""
+class LockFiles:
+    """The records of one folder's lock, in a folder: a crash may leave the file of a higher epoch
+    empty. Every method raises `OSError` if the storage fails.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def read(self) -> tuple[int, LockRecord | None]:
-        """The epoch of the last file, and the last one that can be read."""
+        """The highest epoch that has been taken, 0 for none, and the newest complete record, which
+        is of that epoch or of an earlier one.
+        """
         epochs = self._epochs()
         for epoch in reversed(epochs):
             with suppress(FileNotFoundError):
@@ -142,7 +108,9 @@ class LockFiles(LockRecords):
         return epochs[-1] if epochs else 0, None
 
     def create(self, record: LockRecord) -> None:
-        """Create its file exclusively."""
+        """Take the record's epoch. Raises `FileExistsError` if another has taken it, or any later
+        one, since the records were read.
+        """
         storage.make_folder(self.folder, durable=True)
         try:
             storage.write_new(self._path(record.epoch), record.to_bytes(), exclusive=True)
@@ -154,16 +122,18 @@ class LockFiles(LockRecords):
         storage.sync_folder(self.folder)
 
     def rewrite(self, record: LockRecord) -> None:
-        """Replace its file."""
+        """Replace the record of the same epoch, which must be the last that was read. Raises
+        `FileExistsError` if another has the lock meanwhile, as far as the storage can tell.
+        """
         storage.replace(self._path(record.epoch), record.to_bytes())
 
     def remove(self, epoch: int) -> None:
-        """Remove its file."""
+        """Give an epoch back, which is to be taken again."""
         with suppress(FileNotFoundError):
             storage.remove(self._path(epoch))
 
     def prune(self) -> None:
-        """Keep the newest few."""
+        """Remove old records. Never raises `OSError`."""
         for epoch in self._epochs()[:-_KEEP]:
             with suppress(OSError):
                 self.remove(epoch)
@@ -179,8 +149,8 @@ class LockFiles(LockRecords):
         return self.folder / f"e{epoch:08d}.json"
 
 
-class LockObject(LockRecords):
-    """The newest record in one object."""
+class LockObject:
+    """The newest record in one object, with the methods of `LockFiles`."""
 
     def __init__(self, path: ObjectPath) -> None:
         self._path = path
@@ -232,7 +202,11 @@ class Lock:
 
     def __init__(self, root: StoragePath) -> None:
         self._root = root
-        self._records = open_records(root)
+        self._records = (
+            LockObject(root / "lock.json")
+            if isinstance(root, ObjectPath)
+            else LockFiles(root / "lock")
+        )
         self._tried = ""
         """The holder of the record that `acquire` has tried to create last."""
         self.mine: LockRecord | None = None

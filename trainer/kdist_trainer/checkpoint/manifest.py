@@ -75,53 +75,34 @@ def encode(value: Any, path: str) -> tuple[Any, bool]:
     Raises:
         UnloadableStateError: it holds something else.
     """
-    encoder = _Encoder()
-    return encoder.encode(value, path, 0), encoder.extended
+    encoded = _encode(value, path, 0)
+    return encoded, decode(encoded) != encoded
 
 
-class _Encoder:
-    def __init__(self) -> None:
-        self.extended = False
-
-    def encode(self, value: Any, path: str, depth: int) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            self.extended = True
-            return {_FLOAT: str(float(value))}
-        if value is None or type(value) in (bool, int, float, str):
-            return value
-        if depth > _MOST_DEPTH:
-            raise UnloadableStateError(
-                f"{path[:200]} is nested deeper than {_MOST_DEPTH} levels, or holds itself: it "
-                "cannot be saved"
-            )
-        if type(value) is tuple:
-            self.extended = True
-            return {_TUPLE: self._each(value, path, depth)}
-        if type(value) is list:
-            return self._each(value, path, depth)
-        if isinstance(value, Mapping):
-            return self._encode_mapping(value, path, depth)
+def _encode(value: Any, path: str, depth: int) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: str(float(value))}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if depth > _MOST_DEPTH:
+        raise UnloadableStateError(
+            f"{path[:200]} is nested deeper than {_MOST_DEPTH} levels, or holds itself: it "
+            "cannot be saved"
+        )
+    if type(value) in (list, tuple):
+        each = [_encode(one, f"{path}[{at}]", depth + 1) for at, one in enumerate(value)]
+        return {_TUPLE: each} if type(value) is tuple else each
+    if not isinstance(value, Mapping):
         return _plain(value, path)
-
-    def _each(self, values: Iterable[Any], path: str, depth: int) -> list[Any]:
-        return [
-            self.encode(one, f"{path}[{number}]", depth + 1) for number, one in enumerate(values)
+    pairs = [(key, _encode(one, f"{path}[{key!r:.80}]", depth + 1)) for key, one in value.items()]
+    texts = {str(key): one for key, one in pairs if isinstance(key, str)}
+    if len(texts) == len(pairs) and not (texts.keys() & {_TUPLE, _ITEMS, _FLOAT}):
+        return texts
+    return {
+        _ITEMS: [
+            [_encode(key, f"the key {key!r:.80} of {path}", depth + 1), one] for key, one in pairs
         ]
-
-    def _encode_mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> Any:
-        pairs = [
-            (key, self.encode(one, f"{path}[{key!r:.80}]", depth + 1)) for key, one in value.items()
-        ]
-        texts = {str(key): one for key, one in pairs if isinstance(key, str)}
-        if len(texts) == len(pairs) and not (texts.keys() & {_TUPLE, _ITEMS, _FLOAT}):
-            return texts
-        self.extended = True
-        return {
-            _ITEMS: [
-                [self.encode(key, f"the key {key!r:.80} of {path}", depth + 1), one]
-                for key, one in pairs
-            ]
-        }
+    }
 
 
 def _plain(value: Any, path: str) -> Any:

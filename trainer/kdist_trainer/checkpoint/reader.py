@@ -120,7 +120,13 @@ def copy_value(value: Any, path: str, *, depth: int = 0) -> Any:
     if kind is set:
         return {copy_key(one, path) for one in value}
     if isinstance(value, np.ndarray):
-        return _describe_array(value, path)
+        kind = value.dtype.kind
+        if kind not in _ARRAY_KINDS or (kind in "fc" and value.itemsize > 16):
+            raise UnloadableStateError(
+                f"{path} is a NumPy array of {value.dtype}, which a checkpoint cannot hold: give "
+                "numbers or texts"
+            )
+        return _ARRAY, value.dtype.str, value.shape, bytearray(value.tobytes())
     return _plain(value, path)
 
 
@@ -174,15 +180,6 @@ def _plain(value: Any, path: str) -> Any:
 def _name(value: Any) -> str:
     kind = type(value)
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-
-
-def _describe_array(array: np.ndarray[Any, Any], path: str) -> tuple[str, str, Any, bytearray]:
-    if array.dtype.kind not in _ARRAY_KINDS or (array.dtype.kind in "fc" and array.itemsize > 16):
-        raise UnloadableStateError(
-            f"{path} is a NumPy array of {array.dtype}, which a checkpoint cannot hold: give "
-            "numbers or texts"
-        )
-    return _ARRAY, array.dtype.str, array.shape, bytearray(array.tobytes())
 
 
 def read_value(stream: IO[bytes]) -> Any:
@@ -316,15 +313,9 @@ def read_metadata(data: bytes, files: Mapping[str, Digest]) -> Metadata:
         DamagedCheckpointError: it is no index, or one of other files.
     """
     try:
-        metadata = _INDEX.read(data)
+        metadata: Any = _INDEX.read(data)
     except UnsafePickleError as error:
         raise DamagedCheckpointError(str(error)) from error
-    _check(metadata, files)
-    assert isinstance(metadata, Metadata)  # noqa: S101 - _check raised otherwise
-    return metadata
-
-
-def _check(metadata: Any, files: Mapping[str, Digest]) -> None:
     if not isinstance(metadata, Metadata) or not isinstance(metadata.state_dict_metadata, dict):
         raise DamagedCheckpointError(f"{METADATA} is no index")
     if not isinstance(metadata.storage_data, dict) or not all(
@@ -359,6 +350,7 @@ def _check(metadata: Any, files: Mapping[str, Digest]) -> None:
             raise DamagedCheckpointError(
                 f"{METADATA} says that {name} is {tuple(value.size)}, more than its files hold"
             )
+    return metadata
 
 
 def _is_value(item: tuple[Any, Any]) -> bool:
@@ -574,20 +566,21 @@ def check_fit(
             f"instead of {fingerprint!r}; "
             "give the job a checkpoint folder of its own, or --fresh"
         )
-    saved = load_metadata(folder, found.manifest).state_dict_metadata
-    problems = find_misfits(
-        {name: value.shape if isinstance(value, Tensor) else None for name, value in flat.items()},
-        {
-            name: entry.size if isinstance(entry, TensorStorageMetadata) else None
-            for name, entry in saved.items()
-        },
-    )
-    if problems:
+    saved = {
+        name: entry.size if isinstance(entry, TensorStorageMetadata) else None
+        for name, entry in read_index(folder, found.manifest).items()
+    }
+    if problems := find_misfits(shapes_of(flat), saved):
         more = f" and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
         raise CheckpointMismatchError(
             f"checkpoint {folder} is of another model or optimizer: "
             f"{'; '.join(problems[:_MAX_PROBLEMS])}{more}"
         )
+
+
+def shapes_of(flat: Mapping[str, Any]) -> dict[str, torch.Size | None]:
+    """The shapes of the tensors of a flat state; None for other values."""
+    return {name: one.shape if isinstance(one, Tensor) else None for name, one in flat.items()}
 
 
 def find_misfits(
@@ -693,7 +686,7 @@ def load_full_tensors(
         DamagedCheckpointError: a tensor is missing or cannot be read.
         OSError: the disk failed.
     """
-    saved = load_metadata(folder, manifest).state_dict_metadata
+    saved = read_index(folder, manifest)
     flat: dict[str, Any] = {}
     for name in names:
         entry = saved.get(name)

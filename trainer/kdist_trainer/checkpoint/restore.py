@@ -150,7 +150,7 @@ class Restore:
         return max(found, key=lambda one: (one.manifest.epoch, one.manifest.step), default=None)
 
     def _newest_state(self) -> LoadedCheckpoint | None:
-        for one in self._candidates():
+        for one in self._lock.find_valid():
             try:
                 return _with_retries(partial(reader.read_state, one.path))
             except CheckpointMismatchError:
@@ -186,26 +186,28 @@ class Restore:
             CheckpointMismatchError: another framework has written it, or there are checkpoints and
                 none can be read.
         """
-        for one in self._group.on_rank_zero(self._candidates):
-            folder = self._directory.root / one.name
+        inspect = partial(reader.read_state, framework=framework)
+        found = self._find_first(lambda folder: self._verify_together(folder, inspect))
+        if found is None:
+            self._refuse_fresh_start()
+        return found
+
+    def _find_first(
+        self, read: Callable[[StoragePath], LoadedCheckpoint]
+    ) -> LoadedCheckpoint | None:
+        """Read the newest checkpoint that can be read; None if there is none."""
+        for one in self._group.on_rank_zero(self._lock.find_valid):
             try:
-                return _with_retries(
-                    partial(
-                        self._verify_together,
-                        folder,
-                        partial(reader.read_state, folder, framework=framework),
-                    )
-                )
+                return _with_retries(partial(read, self._directory.root / one.name))
             except self._skipped as error:
                 self._record_fallbacks([_fallback(one, error)])
-        self._refuse_fresh_start()
         return None
 
     def _verify_together(
-        self, folder: StoragePath, inspect: Callable[[], LoadedCheckpoint]
+        self, folder: StoragePath, inspect: Callable[[StoragePath], LoadedCheckpoint]
     ) -> LoadedCheckpoint:
         """Have rank 0 inspect a checkpoint, and all ranks share the verification of its files."""
-        found = self._group.on_rank_zero(inspect)
+        found = self._group.on_rank_zero(partial(inspect, folder))
         self._check_job(found)
         share = sorted(found.manifest.files)[self._group.rank :: self._group.size]
         self._group.on_all_ranks(partial(check_digests, folder, found.manifest, share))
@@ -228,12 +230,7 @@ class Restore:
             target.put_values()
             return found
 
-        for one in self._group.on_rank_zero(self._candidates):
-            try:
-                return _with_retries(partial(load, self._directory.root / one.name))
-            except self._skipped as error:
-                self._record_fallbacks([_fallback(one, error)])
-        return None
+        return self._find_first(load)
 
     def _load_by_rank_zero(
         self, folder: StoragePath, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str
@@ -259,17 +256,12 @@ class Restore:
         """The names and shapes of all ranks' states together: stages of a pipeline have different
         ones.
         """
-        if (
-            len(set(self._group.gather(hashlib.sha256("\n".join(sorted(flat)).encode()).digest())))
-            == 1
-        ):
+        digest = hashlib.sha256("\n".join(sorted(flat)).encode()).digest()
+        if len(set(self._group.gather(digest))) == 1:
             return flat
-        sizes = {
-            name: value.shape if isinstance(value, Tensor) else None for name, value in flat.items()
-        }
         return {
             name: None if size is None else torch.empty(size, device="meta")
-            for part in self._group.gather(sizes)
+            for part in self._group.gather(reader.shapes_of(flat))
             for name, size in part.items()
         }
 
@@ -277,7 +269,7 @@ class Restore:
         self, folder: StoragePath, flat: dict[str, Any], whole: Mapping[str, Any], fingerprint: str
     ) -> LoadedCheckpoint:
         """Have every rank read its part; the ranks share the verification of the files."""
-        found = self._verify_together(folder, partial(reader.inspect, folder))
+        found = self._verify_together(folder, reader.inspect)
         self._group.on_rank_zero(
             partial(reader.check_fit, folder, found, whole, fingerprint=fingerprint)
         )
@@ -310,14 +302,8 @@ class Restore:
                 read = partial(self._read, chosen, target.flat, fingerprint, source)
                 self._group.on_all_ranks(read)
             except (DamagedCheckpointError, OSError) as error:
-                bad.append(
-                    _fallback(
-                        Checkpoint(
-                            chosen.manifest.step, chosen.manifest.epoch, self._directory.root
-                        ),
-                        error,
-                    )
-                )
+                manifest, root = chosen.manifest, self._directory.root
+                bad.append(_fallback(Checkpoint(manifest.step, manifest.epoch, root), error))
             else:
                 broadcast_state(target.flat, self._group, source=source)
                 target.put_values()
@@ -347,7 +333,7 @@ class Restore:
 
     def _newest_local(self, bad: list[Fallback]) -> LoadedCheckpoint | None:
         """The newest checkpoint of this rank's folder that verifies; adds the others to `bad`."""
-        for one in self._candidates():
+        for one in self._lock.find_valid():
             if any(one.name == other.name for other in bad):
                 continue
             try:
@@ -355,9 +341,6 @@ class Restore:
             except (DamagedCheckpointError, OSError) as error:
                 bad.append(_fallback(one, error))
         return None
-
-    def _candidates(self) -> list[Checkpoint]:
-        return self._lock.find_valid()
 
     def _record_fallbacks(self, fallbacks: list[Fallback]) -> None:
         """Count and log skipped checkpoints, and archive the damaged ones; unreadable ones stay."""
@@ -385,7 +368,7 @@ class Restore:
 
     def _refuse_fresh_start(self) -> None:
         def check() -> None:
-            left = [*self._candidates(), *self._directory.damaged()]
+            left = [*self._lock.find_valid(), *self._directory.damaged()]
             if self.fallbacks or left:
                 reasons = "; ".join(f"{one.name}: {one.reason}" for one in self.fallbacks[:3])
                 raise CheckpointMismatchError(

@@ -35,7 +35,6 @@ StoragePath = Path | ObjectPath
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 BUFFER_BYTES = 1 << 20
-_MOST_BYTES = 1 << 30  # of an object that is replaced
 
 
 @dataclass(frozen=True)
@@ -225,12 +224,6 @@ def replacing(path: Path) -> Iterator[DurableFile]:
             temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
-
-
-def replace_existing(path: StoragePath, data: bytes) -> None:
-    """Replace an object, unless another replaces it meanwhile. Raises `OSError`."""
-    assert isinstance(path, ObjectPath)  # noqa: S101 - files are renamed instead
-    path.store.replace(path.key, data, path.store.get(path.key, _MOST_BYTES).tag)
 
 
 def make_folder(path: StoragePath, *, durable: bool = False) -> None:

@@ -168,13 +168,14 @@ class _DurableFileSystem(FileSystem):
         self.digests: dict[str, Digest] = {}
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
+    def create_stream(self, path: Any, mode: str) -> Generator[Any, None, None]:
         if mode != "wb":
             raise ValueError(f"checkpoints are written once, not opened as {mode!r}")
-        file = storage.create(Path(path))
+        path = path if isinstance(path, ObjectPath) else Path(path)
+        file = storage.create(path)
         with file:
             yield file
-        self.digests[Path(path).name] = file.digest
+        self.digests[path.name] = file.digest
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         storage.rename(Path(path), Path(new_path))
@@ -194,15 +195,6 @@ class _ObjectFileSystem(_DurableFileSystem):
 
     def concat_path(self, path: Any, suffix: str) -> Any:
         return path / suffix.removesuffix(".tmp")
-
-    @contextmanager
-    def create_stream(self, path: Any, mode: str) -> Generator[Any, None, None]:
-        if mode != "wb":
-            raise ValueError(f"checkpoints are written once, not opened as {mode!r}")
-        file = storage.create(path)
-        with file:
-            yield file
-        self.digests[path.name] = file.digest
 
     def exists(self, path: Any) -> bool:  # noqa: ARG002 - DCP's signature
         return False  # a folder is written to once
@@ -400,11 +392,7 @@ def fill(template: dict[str, Any], state: Mapping[str, Any]) -> list[str]:
     """
     flat, _ = torch_internals.flatten(state)
     own, paths = torch_internals.flatten(template)
-    asked, given = (
-        {name: value.shape if isinstance(value, Tensor) else None for name, value in one.items()}
-        for one in (own, flat)
-    )
-    if problems := reader.find_misfits(asked, given):
+    if problems := reader.find_misfits(reader.shapes_of(own), reader.shapes_of(flat)):
         return problems
     with torch.no_grad():
         for name, value in flat.items():
@@ -430,11 +418,6 @@ files. Collective.
 class Writer:
     """Writes and commits checkpoints, one at a time, on any thread. Collective over `group`."""
 
-    bounds_events = True
-    """Whether it keeps the run's events few."""
-    may_be_overtaken = False
-    """Whether others may save a later step meanwhile."""
-
     def __init__(
         self,
         directory: CheckpointDirectory,
@@ -444,7 +427,15 @@ class Writer:
         config: Checkpointing,
         shared: bool,
         spared: Collection[str] = (),
+        is_carried: bool = False,
     ) -> None:
+        """With `is_carried` it writes all of a state on one rank, and commits it once that is a
+        member of a group: rank 0 keeps the folder clean, and others may save a later step
+        meanwhile.
+        """
+        self.bounds_events = not is_carried
+        """Whether it keeps the run's events few."""
+        self._is_carried = is_carried
         self._directory = directory
         self._group = group
         self._lock = lock
@@ -465,7 +456,7 @@ class Writer:
         """
         self._attempts: list[CommitRequest] = []
         """Of the save in progress, as they were to be committed."""
-        self._is_cleaned = False
+        self._is_cleaned = is_carried
 
     def begin(self) -> None:
         """A save begins, to be committed under the lock that is held now; called before its thread
@@ -474,27 +465,6 @@ class Writer:
         self.membership = Membership()
         self.membership.set(self._lock.mine)
         self._attempts, self.needs_nobody = [], self._writes_alone and self._group.is_rank_zero
-
-    def write(
-        self,
-        request: CommitRequest,
-        staged: dict[str, Any],
-        paths: Paths,
-        described: Description | None = None,
-    ) -> SaveResult:
-        """Write and commit a checkpoint, unless this worker group has already committed its step.
-
-        Args:
-            request: what to commit besides the tensors.
-            staged: this rank's copies by flat name.
-            paths: the path of keys of each.
-            described: what must be found when it is read back, before it is committed; None if
-                a checkpoint of this shape was read back before.
-
-        Returns:
-            The result, as of `commit`.
-        """
-        return self.commit(request, lambda: self._write_tensors(request, staged, paths, described))
 
     def commit(self, request: CommitRequest, content: Content) -> SaveResult:
         """Commit a checkpoint of what `content` writes, unless this worker group has already
@@ -545,15 +515,16 @@ class Writer:
         commit.prune(self._directory, self._lock, **self._kept)
         self._is_cleaned = True
 
-    def _write_tensors(
+    def write_tensors(
         self,
         request: CommitRequest,
         staged: dict[str, Any],
         paths: Paths,
         described: Description | None,
     ) -> dict[str, Digest]:
-        """Have DCP write every rank's share, and read it back; returns the digests of all files,
-        computed by their writers.
+        """Have DCP write every rank's share, `staged` by flat name with the `paths` of keys, and
+        read it back: `described` is what must be found then, None if a checkpoint of this shape was
+        read back before. Returns the digests of all files, computed by their writers.
         """
         alone = self._writes_alone
         if alone and not self._group.is_rank_zero:
@@ -592,7 +563,7 @@ class Writer:
         """Commit under the lock of the group that this rank is a member of, and if it has left that
         one meanwhile, under that of its next one.
         """
-        if not self.may_be_overtaken and self._lock.mine is None:
+        if not self._is_carried and self._lock.mine is None:
             self._lock.check()  # a later group has it
         while True:
             record = self.membership.begin_commit()
@@ -629,7 +600,7 @@ class Writer:
         checkpoint.
         """
         names = [one.manifest.name for one in self._attempts]
-        if not names and not self.may_be_overtaken:
+        if not names and not self._is_carried:
             return None
         newest = self._lock.find_newest()
         if newest is not None and newest.name in names:
@@ -674,6 +645,8 @@ class Writer:
         )
 
     def _find_root_cause(self, error: BaseException) -> BaseException:
+        if self._is_carried and self._lock.mine is None:
+            return error  # while it is written no lock is held
         root = error
         if isinstance(error, CheckpointException) and error.failures:
             root = reader.find_root_cause(error, OSError, LockLostError)
@@ -726,27 +699,6 @@ class _Alone(NamedTuple):
     generation: int = 0
 
 
-class _CarriedWriter(Writer):
-    """Writes all of a state on one rank, and commits it once that is a member of a group."""
-
-    bounds_events = False  # rank 0 may do so at the same time
-    may_be_overtaken = True
-
-    def __init__(self, directory: CheckpointDirectory, config: Checkpointing) -> None:
-        super().__init__(
-            directory,
-            group=CheckpointGroup(_Alone()),
-            lock=Lock(directory.root),
-            config=config,
-            shared=True,
-        )
-        self._is_cleaned = True  # by rank 0
-
-    def _find_root_cause(self, error: BaseException) -> BaseException:
-        # while it is written no lock is held
-        return super()._find_root_cause(error) if self._lock.mine is not None else error
-
-
 class CarriedSave:
     """One save, which this process continues alone. Used on the thread of the training."""
 
@@ -788,9 +740,12 @@ class CarriedSave:
             paths: the path of keys of each.
             described: what must be found when it is read back.
         """
-        writer = _CarriedWriter(directory, config)
+        alone, lock = CheckpointGroup(_Alone()), Lock(directory.root)
+        given: Any = {"group": alone, "lock": lock, "config": config, "shared": True}
+        writer = Writer(directory, **given, is_carried=True)
         task = BackgroundTask[SaveResult]()
-        task.start(partial(writer.write, request, staged, paths, described))
+        content = partial(writer.write_tensors, request, staged, paths, described)
+        task.start(lambda: writer.commit(request, content))
         step, folder = request.manifest.step, request.temporary.name
         return cls(task, writer.membership, step=step, folder=folder)
 
@@ -802,9 +757,7 @@ class CarriedSave:
     @property
     def result(self) -> SaveResult | None:
         """What has become of it; None while it is in progress."""
-        if self._result is None and not self._task.busy:
-            self._result = self._task.collect()
-        return self._result
+        return None if self._result is None and self._task.busy else self.wait()
 
     def wait(self) -> SaveResult:
         """What has become of it, once it has ended: it is committed, or dropped."""

@@ -82,14 +82,7 @@ class CheckpointGroup:
 
     def on_rank_zero(self, work: Callable[[], T]) -> T:
         """Call `work` on rank 0 only; every rank returns its result or raises its error."""
-        result: T | None = None
-        error: Exception | None = None
-        if self.is_rank_zero:
-            try:
-                result = work()
-            except Exception as raised:  # noqa: BLE001 - every error is sent to all ranks
-                error = raised
-        result, error = self.broadcast((result, error))
+        result, error = self.broadcast(_attempt(work) if self.is_rank_zero else (None, None))
         if error is not None:
             raise error
         return result  # type: ignore[return-value]  # no error, so it is the result
@@ -98,17 +91,19 @@ class CheckpointGroup:
         """Call `work` on every rank; every rank returns all results, by rank, or raises the error
         of the lowest rank that failed.
         """
-        result: T | None = None
-        error: Exception | None = None
-        try:
-            result = work()
-        except Exception as raised:  # noqa: BLE001 - every error is sent to all ranks
-            error = raised
-        outcomes = self.gather((result, error))
+        outcomes = self.gather(_attempt(work))
         for _, problem in outcomes:
             if problem is not None:
                 raise problem
         return [value for value, _ in outcomes]  # type: ignore[misc]  # no error, so all are results
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """What `work` returns or raises, to be sent to all ranks."""
+    try:
+        return work(), None
+    except Exception as error:  # noqa: BLE001 - every error is sent to all ranks
+        return None, error
 
 
 BUCKET_BYTES = 64 << 20
@@ -146,14 +141,13 @@ def broadcast_state(state: dict[str, Any], group: CheckpointGroup, *, source: in
     state.update(found)
     for names in buckets(layouts, _LEAST_BYTES):
         view = _flat_view(tensors, names, layouts)
-        if view is not None:
-            dist.broadcast(view, src=source, group=group.process_group)
-        elif group.rank == source:
+        flat = view
+        if flat is None and group.rank == source:
             flat = _flatten({name: tensors[name].detach().cpu() for name in names}, names, layouts)
-            dist.broadcast(flat, src=source, group=group.process_group)
-        else:
+        elif flat is None:
             flat = _allocate(names, layouts)
-            dist.broadcast(flat, src=source, group=group.process_group)
+        dist.broadcast(flat, src=source, group=group.process_group)
+        if view is None and group.rank != source:
             _fill_from(tensors, names, layouts, flat)
 
 

@@ -89,36 +89,6 @@ class _Unpickler(pickle._Unpickler):
 
     dispatch[pickle.BUILD[0]] = load_build
 
-    def load_setitem(self) -> None:
-        self._check_keys(self.stack[-2:-1])
-        super().load_setitem()  # type: ignore[misc]  # not in typeshed
-
-    dispatch[pickle.SETITEM[0]] = load_setitem
-
-    def load_setitems(self) -> None:
-        self._check_keys(self.stack[::2])
-        super().load_setitems()  # type: ignore[misc]
-
-    dispatch[pickle.SETITEMS[0]] = load_setitems
-
-    def load_dict(self) -> None:
-        self._check_keys(self.stack[::2])
-        super().load_dict()  # type: ignore[misc]
-
-    dispatch[pickle.DICT[0]] = load_dict
-
-    def load_additems(self) -> None:
-        self._check_keys(self.stack)
-        super().load_additems()  # type: ignore[misc]
-
-    dispatch[pickle.ADDITEMS[0]] = load_additems
-
-    def load_frozenset(self) -> None:
-        self._check_keys(self.stack)
-        super().load_frozenset()  # type: ignore[misc]
-
-    dispatch[pickle.FROZENSET[0]] = load_frozenset
-
     def _check_keys(self, keys: Iterable[Any]) -> None:
         """Refuse keys that are nested: to hash one takes time that doubles with each level."""
         for key in keys:
@@ -129,6 +99,30 @@ class _Unpickler(pickle._Unpickler):
                 type(getattr(key, name, self)) in kinds for name, kinds in fields.items()
             ):
                 raise pickle.UnpicklingError(f"it uses {_name(key)} as a key")
+
+
+def _checking(opcode: bytes, keys: slice) -> Callable[[_Unpickler], None]:
+    """What carries out an opcode after a look at the keys that it takes from the stack."""
+    load: Callable[[Any], None] = pickle._Unpickler.dispatch[opcode[0]]
+
+    def checked(unpickler: _Unpickler) -> None:
+        unpickler._check_keys(unpickler.stack[keys])
+        load(unpickler)
+
+    return checked
+
+
+_EVERY, _PAIRS = slice(None), slice(None, None, 2)
+_Unpickler.dispatch |= {
+    opcode[0]: _checking(opcode, keys)
+    for opcode, keys in {
+        pickle.SETITEM: slice(-2, -1),
+        pickle.SETITEMS: _PAIRS,
+        pickle.DICT: _PAIRS,
+        pickle.ADDITEMS: _EVERY,
+        pickle.FROZENSET: _EVERY,
+    }.items()
+}
 
 
 def _name(value: object) -> str:

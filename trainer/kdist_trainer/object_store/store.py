@@ -20,7 +20,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -438,23 +438,7 @@ class ObjectStore:
             ObjectTimeoutError: the time has run out; a late request may still create it.
             OSError: it failed for another reason.
         """
-        attempts = self._begin(name)
-        while True:
-            try:
-                return self._client.put(name, data, new=True)
-            except RequestError as error:
-                if error.kind is FailureKind.EXISTS:
-                    # if there is no object, a concurrent request was in the way and has failed
-                    found = self._read_back("create", name, data, attempts)
-                    if found is not None:
-                        return self._own(found, name, data)
-                elif error.kind is not FailureKind.TRANSIENT:
-                    raise self._error("create", name, error, attempts) from None
-                if not attempts.another():
-                    found = self._read_at_last(name, data)
-                    if found is not None:
-                        return self._own(found, name, data)
-                    raise self._uncertain("create", name, error, attempts) from None
+        return self._put_if(name, data, None)
 
     def replace(self, name: str, data: bytes, tag: Tag) -> Tag:
         """Replace an object by content that no other writer would write, if it is still the version
@@ -466,26 +450,29 @@ class ObjectStore:
             ObjectTimeoutError: the time has run out; a late request may still replace it.
             OSError: it failed for another reason.
         """
-        attempts = self._begin(name)
+        return self._put_if(name, data, tag)
+
+    def _put_if(self, name: str, data: bytes, tag: Tag | None) -> Tag:
+        """Replace the object if it has this tag; without a tag, create it unless it exists."""
+        attempts, verb = self._begin(name), "create" if tag is None else "replace"
         while True:
             try:
-                return self._client.put(name, data, tag)
+                return self._client.put(name, data, tag, new=tag is None)
             except RequestError as error:
-                if error.kind is FailureKind.CHANGED:
-                    found = self._read_back("replace", name, data, attempts)
-                    if found is not None and found.data == data:
-                        return found.tag
-                    raise self._changed(name) from None
-                # EXISTS means a concurrent request
-                if error.kind not in {FailureKind.TRANSIENT, FailureKind.EXISTS}:
-                    raise self._error("replace", name, error, attempts) from None
+                if error.kind is (FailureKind.EXISTS if tag is None else FailureKind.CHANGED):
+                    found = self._read_back(verb, name, data, attempts)
+                    # if there is none to create, a concurrent request was in the way and has failed
+                    if found is not None or tag is not None:
+                        return self._own(found, name, data, tag)
+                # to replace, EXISTS means a concurrent request
+                elif error.kind not in {FailureKind.TRANSIENT, FailureKind.EXISTS}:
+                    raise self._error(verb, name, error, attempts) from None
                 if not attempts.another():
-                    found = self._read_at_last(name, data)
-                    if found is not None and found.data == data:
-                        return found.tag
-                    if found is not None and found.tag != tag:
-                        raise self._changed(name) from None
-                    raise self._uncertain("replace", name, error, attempts) from None
+                    with suppress(RequestError):
+                        found = self._read_once(name, data)
+                        if found.data == data or found.tag != tag:
+                            return self._own(found, name, data, tag)
+                    raise self._uncertain(verb, name, error, attempts) from None
 
     def list(self, prefix: str = "") -> _Infos:
         """All objects below a prefix, which ends with a whole part of a name, sorted by name."""
@@ -593,13 +580,6 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
-    def _read_at_last(self, name: str, data: bytes) -> Stored | None:
-        """The same in one attempt; None also if that fails."""
-        try:
-            return self._read_once(name, data)
-        except RequestError:
-            return None
-
     def _read_once(self, name: str, data: bytes) -> Stored:
         try:
             return self._client.get(name, len(data))
@@ -608,15 +588,15 @@ class ObjectStore:
                 return Stored(b"", Tag())
             raise
 
-    def _own(self, found: Stored, name: str, data: bytes) -> Tag:
-        if found.data != data:
-            raise FileExistsError(errno.EEXIST, f"{self.location}/{name} exists")
-        return found.tag
-
-    def _changed(self, name: str) -> ObjectChangedError:
-        return ObjectChangedError(
+    def _own(self, found: Stored | None, name: str, data: bytes, tag: Tag | None) -> Tag:
+        """The tag of what this writer has put there, or else the error, whose context is none."""
+        if found is not None and found.data == data:
+            return found.tag
+        if tag is None:
+            raise FileExistsError(errno.EEXIST, f"{self.location}/{name} exists") from None
+        raise ObjectChangedError(
             errno.EIO, f"cannot replace {self.location}/{name}: another writer has changed it"
-        )
+        ) from None
 
     def _uncertain(
         self, verb: str, name: str, error: RequestError, attempts: Attempts

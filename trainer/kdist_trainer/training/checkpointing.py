@@ -133,17 +133,10 @@ class TrainerCheckpointing:
         training.load(tensors, **buffers)
         self.manager.loadable.accept(training.tensors())
         saved = TrainState.from_json(found)
-        state.step = saved.step
-        state.samples_seen = saved.samples_seen
-        state.evaluated = saved.evaluated
         edited = {change.field for change in self.changes}
-        for name, part in training.extras.items():
-            # What the job asks for only now starts without a state, and so does early stopping
-            # whose settings were edited.
-            if name in saved.extras and not (
-                name == "early_stop" and any(field.startswith("earlyStop") for field in edited)
-            ):
-                part.load_state_dict(saved.extras[name])
+        if any(field.startswith("earlyStop") for field in edited):
+            saved.extras.pop("early_stop", None)  # it starts again
+        self.continue_from(saved)
         apply_edits(training.optimizer, self._job_groups, edited, training.scheduler)
         self._started_step = saved.step
         self.committed_step = saved.step
@@ -197,12 +190,14 @@ class TrainerCheckpointing:
             manager.folder.describe(self.training.state.step, trouble).add_to(self._stats)
 
     def continue_from(self, saved: TrainState) -> None:
-        """Continue from a state that a rank has kept in memory, and whose tensors are loaded."""
-        training, state = self.training, self.training.state
+        """Continue from a state whose tensors are loaded. What the job asks for only now starts
+        without one.
+        """
+        state = self.training.state
         state.step = saved.step
         state.samples_seen = saved.samples_seen
         state.evaluated = saved.evaluated
-        for name, part in training.extras.items():
+        for name, part in self.training.extras.items():
             if name in saved.extras:
                 part.load_state_dict(saved.extras[name])
 

@@ -91,8 +91,8 @@ def rank() -> None:
     from kdist_trainer.metrics.transport import Reporter
     from kdist_trainer.training import trainer
     from kdist_trainer.training.builder import RankRuntime, assemble
+    from kdist_trainer.training.regroup import load_workload
     from kdist_trainer.training.sync import StopFlag
-    from kdist_trainer.worker import load_workload
 
     config = describe(json.loads(os.environ["KDIST_BENCH"]))
     assert config.train is not None
@@ -109,7 +109,7 @@ def rank() -> None:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["KDIST_SCRATCH"] = folder
             trainer.train(
-                assemble(config, config.train, load_workload(config.train, world), runtime)
+                assemble(config, config.train, load_workload(config.train, world.device), runtime)
             )
         every = world.all_gather_object(memory(world.device))
     seconds = statistics.median(

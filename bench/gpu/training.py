@@ -24,8 +24,8 @@ from kdist_trainer.processes.liveness import NullHeartbeat
 from kdist_trainer.training import trainer
 from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.context import TrainContext
+from kdist_trainer.training.regroup import load_workload
 from kdist_trainer.training.sync import StopFlag, flush_pending_losses, sync_ranks
-from kdist_trainer.worker import load_workload
 
 
 class Shape(NamedTuple):
@@ -115,7 +115,7 @@ def open_training(train: Mapping[str, Any], device: str) -> Iterator[TrainContex
                 reporter=reporter,
                 heartbeat=heartbeat or NullHeartbeat(),
             )
-            ctx = assemble(config, config.train, load_workload(config.train, world), runtime)
+            ctx = assemble(config, config.train, load_workload(config.train, world.device), runtime)
             trainer.setup(ctx)
             yield ctx
             flush_pending_losses(ctx, check_weights=False)

@@ -110,7 +110,9 @@ class PeersLostError(KdistTrainerError):
 
 def find(error: BaseException) -> Classification:
     """What an error is, by itself and by the errors that it was raised from."""
-    chain = _chain(error)
+    # `__context__` is left out: an error raised while another one was handled is not explained by
+    # it
+    chain = list(_links(error, contexts=False))
     for link in chain:
         if isinstance(link, KdistTrainerError):
             fault = FAULTS.get(link.cause, Fault.UNKNOWN)
@@ -133,22 +135,11 @@ def classify(error: BaseException) -> tuple[Cause, Exit, bool]:
     return found.cause, found.code, found.primary
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    chain: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in chain:
-        chain.append(link)
-        # `__context__` is left out: an error raised while another one was handled is not explained
-        # by it.
-        link = link.__cause__
-    return chain
-
-
 def find_place(error: BaseException) -> str | None:
     """The innermost line of the user's code in the traceback of `error`, or of the process that it
     reports, else in those of the errors that it comes from; None if there is none.
     """
-    for link in _links(error):
+    for link in _links(error, contexts=True):
         origin = Origin.of(link)
         for frames in (origin.frames, frames_of(link.__traceback__)):
             own = [frame for frame in frames if is_user_code(frame.file)]
@@ -165,10 +156,10 @@ def hide_userinfo(text: str) -> str:
     return _USERINFO.sub("", text)
 
 
-def _links(error: BaseException) -> Iterator[BaseException]:
+def _links(error: BaseException, *, contexts: bool) -> Iterator[BaseException]:
     seen: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in seen:
         yield link
         seen.append(link)
-        link = link.__cause__ or link.__context__
+        link = link.__cause__ or (link.__context__ if contexts else None)

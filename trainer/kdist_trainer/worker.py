@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from kdist_trainer import log
-from kdist_trainer.checkpoint.storage import StoragePath, open_location
+from kdist_trainer.checkpoint.storage import open_location
 from kdist_trainer.config import AllReduceCheck, Cause, Nodes, TrainConfig, Training, count_bytes
 from kdist_trainer.distributed import group_abort
 from kdist_trainer.distributed.left_groups import left
@@ -213,7 +213,7 @@ class ManagedRank:
         if built is not None:
             self._workload = built.workload
         if self._workload is None:
-            self._workload = load_workload(train, runtime.world)
+            self._workload = regroup.load_workload(train, runtime.world.device)
         return assemble(config, train, self._workload, runtime, self._kept, built)
 
     def _train(self, config: TrainConfig, train: Training) -> str:
@@ -233,6 +233,7 @@ class ManagedRank:
                     beat=lambda: beat(heartbeat, Phase.INIT),
                 )
             stats = StepStats(rank=world.rank, generation=world.generation)
+            location = os.environ.get("KDIST_CHECKPOINTS")
             with Reporter(stats) as reporter:
                 runtime = RankRuntime(
                     world=world,
@@ -240,7 +241,7 @@ class ManagedRank:
                     stats=stats,
                     reporter=reporter,
                     heartbeat=heartbeat or NullHeartbeat(),
-                    checkpoints=_checkpoints(),
+                    checkpoints=open_location(location) if location else None,
                     scratch=_folder("KDIST_SCRATCH"),
                 )
                 self.ctx = self._build(config, train, runtime)
@@ -315,18 +316,21 @@ def forget_frames(error: BaseException) -> None:
             waiting += (link.__cause__, link.__context__)
 
 
-def _checkpoints() -> StoragePath | None:
-    text = os.environ.get("KDIST_CHECKPOINTS")
-    return open_location(text) if text else None
-
-
 def read_training(path: Path) -> tuple[TrainConfig, Training]:
-    """Read `train.json`, and its section `train`.
+    """Read `train.json`, and its section `train`; $KDIST_NODES, which the agent sets, replaces its
+    node limits.
 
     Raises:
         ConfigError: If the file cannot be read, is not valid, or has no such section.
     """
-    config = read_config(path)
+    try:
+        config = TrainConfig.read(path)
+        fewest, colon, most = os.environ.get("KDIST_NODES", "").partition(":")
+        if colon:
+            nodes = Nodes(min=int(fewest), max=int(most))
+            config = config.model_copy(update={"nodes": nodes})
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
     if config.train is None:
         raise ConfigError(
             "train.json has no train section: a script is not started by this entrypoint"
@@ -343,28 +347,6 @@ def open_world(config: TrainConfig, train: Training) -> World:
     return World.from_environment(
         timeout_seconds=config.collective_timeout_seconds, model_parallel=train.model_parallel or 1
     )
-
-
-def read_config(path: Path) -> TrainConfig:
-    """Read `train.json`; $KDIST_NODES, which the agent sets, replaces its node limits.
-
-    Raises:
-        ConfigError: If the file cannot be read or is not valid.
-    """
-    try:
-        config = TrainConfig.read(path)
-        fewest, colon, most = os.environ.get("KDIST_NODES", "").partition(":")
-        if colon:
-            nodes = Nodes(min=int(fewest), max=int(most))
-            config = config.model_copy(update={"nodes": nodes})
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    return config
-
-
-def load_workload(train: Training, world: World) -> Workload:
-    """Make the workload that the job names."""
-    return regroup.load_workload(train, world.device)
 
 
 def beat(heartbeat: Heartbeat | None, phase: Phase) -> None:

@@ -22,8 +22,9 @@ from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.training import trainer
 from kdist_trainer.training.builder import RankRuntime, assemble
+from kdist_trainer.training.regroup import load_workload
 from kdist_trainer.training.sync import StopFlag
-from kdist_trainer.worker import load_workload, open_world
+from kdist_trainer.worker import open_world
 from kdist_trainer.workload import Workload
 from kdist_trainer.workloads.gpt import GptOptions
 from tests.trainer.training.cells import document
@@ -59,7 +60,9 @@ def count(described: dict[str, Any], folder: Path) -> int:
         runtime = RankRuntime(
             world=world, stop_flag=StopFlag(), stats=stats, reporter=Reporter(stats)
         )
-        trainer.train(assemble(config, config.train, load_workload(config.train, world), runtime))
+        trainer.train(
+            assemble(config, config.train, load_workload(config.train, world.device), runtime)
+        )
         return int(stats.samples)
 
 

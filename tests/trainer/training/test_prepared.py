@@ -21,8 +21,9 @@ from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.training import regroup
 from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.optimizer import Ema
+from kdist_trainer.training.regroup import load_workload
 from kdist_trainer.training.sync import StopFlag
-from kdist_trainer.worker import load_workload, open_world
+from kdist_trainer.worker import open_world
 from kdist_trainer.workload import Split
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import FEATURES, Small, describe
@@ -64,7 +65,7 @@ def build(early: bool, section: dict[str, Any]) -> dict[str, Any]:
         runtime = RankRuntime(
             world=world, stop_flag=StopFlag(), stats=stats, reporter=Reporter(stats)
         )
-        workload = load_workload(train, world) if built is None else built.workload
+        workload = load_workload(train, world.device) if built is None else built.workload
         ctx = assemble(described, train, workload, runtime, None, built)
         weights = {name: value.tolist() for name, value in ctx.module.state_dict().items()}
         return {

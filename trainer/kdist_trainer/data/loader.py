@@ -151,12 +151,11 @@ class Loader:
         """
         if self._settings.workers:
             self.close()
-            requests = _Requests(self.steps, seed=self._seed, step=step, position=position)
             loader: DataLoader[MicroBatch] = DataLoader(
                 _RequestedSamples(self._workload, self._samples),
                 batch_size=None,
                 # torch passes each item on to the data set as if it were an index
-                sampler=requests,
+                sampler=self._requests(step, position),
                 num_workers=self._useful_processes(),
                 prefetch_factor=self._settings.prefetch,
                 collate_fn=_unchanged,  # type: ignore[arg-type]  # without a batch size it gets single items
@@ -180,6 +179,14 @@ class Loader:
             return MicroBatch(shard, number, samples, weight, batch, too_small)
 
         return fetch_chunk
+
+    def _requests(self, step: int, position: int) -> Iterator[_Request]:
+        """All of this rank's requests from one position on, in order."""
+        steps = self.steps
+        while position < steps.total:
+            for chunk in steps.chunks(position):
+                yield _make_request(steps, chunk, step, position, self._seed)
+            step, position = step + 1, position + steps.step_size(position)
 
     def _useful_processes(self) -> int:
         """Number of loader processes. For a stream, each micro-batch of a step must come from the
@@ -227,32 +234,9 @@ def _make_request(steps: StepPlan, chunk: Chunk, step: int, position: int, seed:
 
 
 def _fetch(request: _Request, fetch: Fetch) -> MicroBatch:
-    chunk, indices, seed = request
-    return MicroBatch(
-        chunk.shard,
-        chunk.chunk,
-        chunk.samples,
-        chunk.weight,
-        fetch(indices, seed),
-        chunk.too_small,
-    )
-
-
-class _Requests:
-    """All of a rank's requests from one position on, in order."""
-
-    def __init__(self, steps: StepPlan, *, seed: int, step: int, position: int) -> None:
-        self._steps = steps
-        self._seed = seed
-        self._step = step
-        self._position = position
-
-    def __iter__(self) -> Iterator[_Request]:
-        steps, step, position = self._steps, self._step, self._position
-        while position < steps.total:
-            for chunk in steps.chunks(position):
-                yield _make_request(steps, chunk, step, position, self._seed)
-            step, position = step + 1, position + steps.step_size(position)
+    shard, number, _, _, samples, weight, too_small = request.chunk
+    batch = fetch(request.indices, request.seed)
+    return MicroBatch(shard, number, samples, weight, batch, too_small)
 
 
 class _RequestedSamples(Dataset[MicroBatch]):
@@ -267,8 +251,7 @@ class _RequestedSamples(Dataset[MicroBatch]):
         """Unpickle the environment first: a loader process takes over the rank's environment before
         it imports the user's code.
         """
-        environment = _Environment(dict(os.environ))
-        return _requested_samples, (environment, self._workload, self._samples)
+        return _requested_samples, (_Environment(os.environ), self._workload, self._samples)
 
     def __getitem__(self, request: _Request) -> MicroBatch:
         if self._fetch is None:  # made here, because closures cannot be pickled
@@ -276,25 +259,21 @@ class _RequestedSamples(Dataset[MicroBatch]):
         return _fetch(request, self._fetch)
 
 
-class _Environment:
+class _Environment(dict[str, str]):
     """Environment variables that are set when they are unpickled: the forkserver's own are those of
     the agent.
     """
 
-    def __init__(self, variables: dict[str, str]) -> None:
-        self._variables = variables
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return _set_environment, (self._variables,)
+        return _set_environment, (dict(self),)
 
 
-def _set_environment(variables: dict[str, str]) -> _Environment:
+def _set_environment(variables: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(variables)
-    return _Environment(variables)
 
 
-def _requested_samples(_: _Environment, workload: Workload, samples: Samples) -> _RequestedSamples:
+def _requested_samples(_: None, workload: Workload, samples: Samples) -> _RequestedSamples:
     return _RequestedSamples(workload, samples)
 
 

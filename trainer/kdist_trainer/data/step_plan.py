@@ -66,12 +66,6 @@ class ShardAssignment:
                 f"{self.shards} virtual shards"
             )
 
-    def own_shards(self) -> range:
-        """Shards of this rank: consecutive ones, so that a rank reads consecutive positions. The
-        first ranks get one more.
-        """
-        return split_range(self.shards, self.world_size, self.rank)
-
     def chunks(self, samples: int) -> list[Chunk]:
         """This rank's micro-batches in a step of `samples` samples; never empty."""
         chunks = self._chunks_of(self.rank, samples)
@@ -80,7 +74,9 @@ class ShardAssignment:
             if self.even
             else 1
         )
-        stand_in = Chunk(self.own_shards().start, 0, 0, 1, 0, 0.0, too_small=True)
+        # of consecutive shards, so that a rank reads consecutive positions
+        first = split_range(self.shards, self.world_size, self.rank).start
+        stand_in = Chunk(first, 0, 0, 1, 0, 0.0, too_small=True)
         return [*chunks, *[stand_in] * (max(1, wanted) - len(chunks))]
 
     def _chunks_of(self, rank: int, samples: int) -> list[Chunk]:
@@ -180,10 +176,6 @@ class DataPlan(NamedTuple):
     def is_stream(self) -> bool:
         """Whether the data set is a stream, in which positions count steps of equal batches."""
         return isinstance(self.samples, StreamSamples)
-
-    def shard_size(self, train: Training) -> int:
-        """Samples of a full step in one shard."""
-        return max(1, train.global_batch // self.steps.assignment.shards)
 
 
 def plan(

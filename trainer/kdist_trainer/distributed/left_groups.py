@@ -87,7 +87,7 @@ class LeftGroups:
         self._groups: list[LeftGroup] = []
         self._is_tended = False
         self._crowd = 0
-        self._on_crowd: Callable[[int], object] = _ignore
+        self._on_crowd: Callable[[int], object] = lambda _: None
 
     def report_crowd(self, on_crowd: Callable[[int], object]) -> None:
         """From now on, call `on_crowd` every second with the number of groups that are still waited
@@ -114,7 +114,10 @@ class LeftGroups:
         while self._close_fresh():
             pause.wait(_LOOK_SECONDS)
             self._release()
-            self._tell_crowd()
+            kept, before = len(self._groups), self._crowd
+            self._crowd = kept if kept > MOST_WAITED_IN else 0
+            if self._crowd or before:
+                self._on_crowd(self._crowd)
 
     def _close_fresh(self) -> bool:
         """Close the connections of the groups that came last; returns whether there are groups."""
@@ -139,17 +142,6 @@ class LeftGroups:
         if any(reference() is not None for reference in held):
             # Quick, since what a rank shares with the forkserver is not searched.
             gc.collect()
-
-    def _tell_crowd(self) -> None:
-        """Tell how many groups there are that did not end when they were looked at."""
-        kept, before = len(self._groups), self._crowd
-        self._crowd = kept if kept > MOST_WAITED_IN else 0
-        if self._crowd or before:
-            self._on_crowd(self._crowd)
-
-
-def _ignore(_: int) -> None:
-    """Tell nobody."""
 
 
 left = LeftGroups()

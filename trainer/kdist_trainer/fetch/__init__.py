@@ -1,11 +1,12 @@
 """Fetches data and weights by URL: `python -m kdist_trainer.fetch` puts the files that a URL names
 into a folder of this machine before a job starts, with progress, checksums and resume.
 
-This module has what the others share: the request, and the interface of a source, which is a place
-to fetch from. `bucket` is the source for object stores, `web` has those for https:// and hf://.
-`fetcher` runs one fetch from start to end: it lists the files, compares them with those that are
-there, downloads the missing ones, and decides when and how long failed requests are repeated
-(`Retries`). Free of torch.
+This module has what the others share: the request, and a file of a source, which is a place to
+fetch from. `bucket` is the source for object stores, `web` has those for https:// and hf://. Their
+methods, which several threads may call, raise `TransientError`; `ConfigError` without a credential;
+`DataError` if the request is refused or for good. `fetcher` runs one fetch from start to end: it
+lists the files, compares them with those that are there, downloads the missing ones, and decides
+when and how long failed requests are repeated (`Retries`). Free of torch.
 
 A fetch may be killed at any time. A file is moved to `files` when it is complete, and files of
 another version are removed before `fetch.json` names the new one: so `files` has whole files of the
@@ -16,10 +17,9 @@ first. Digests are compared once, when a file has arrived.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from kdist_trainer.config import sources
 from kdist_trainer.errors import ConfigError
@@ -111,26 +111,3 @@ class FileBody:
 
     start: int
     chunks: Iterator[bytes | memoryview]
-
-
-class FetchSource(Protocol):
-    """A place to fetch from. Safe to use from several threads.
-
-    Methods raise `TransientError`; `ConfigError` without a credential; `DataError` if it is refused
-    or for good.
-    """
-
-    parallel: int
-    """How many files to fetch at a time."""
-
-    def list_files(self) -> list[RemoteFile]:
-        """The files that the URL names, at least one."""
-        ...
-
-    def find_files(self, names: Sequence[str]) -> list[RemoteFile]:
-        """These files in the folder of the one file that the URL names, of those that are there."""
-        ...
-
-    def read(self, file: RemoteFile, start: int) -> FileBody:
-        """The content from byte `start` on, or from 0."""
-        ...

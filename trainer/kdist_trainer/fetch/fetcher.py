@@ -31,7 +31,6 @@ from kdist_trainer.errors import DataError, StorageError
 from kdist_trainer.fetch import (
     ChangedError,
     FetchRequest,
-    FetchSource,
     RemoteFile,
     TransientError,
 )
@@ -463,7 +462,7 @@ class Fetcher:
         """Prepare, without a request. Raises `ConfigError`, or `ImportError`."""
         request.check()
         self._request = request
-        self._source: FetchSource
+        self._source: HubSource | WebSource | BucketSource
         if request.scheme == "hf":
             self._source = HubSource(request)
         elif request.scheme in ("http", "https"):

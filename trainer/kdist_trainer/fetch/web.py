@@ -232,6 +232,7 @@ class WebSource:
     """One file, which its URL names."""
 
     parallel = 8
+    """How many files to fetch at a time."""
 
     def __init__(self, request: FetchRequest) -> None:
         """Prepare, without a request. Raises `ConfigError`."""
@@ -243,9 +244,11 @@ class WebSource:
         )
 
     def list_files(self) -> list[RemoteFile]:
+        """The files that the URL names, at least one."""
         return [self._inspect(base_name(self._request.url))]
 
     def find_files(self, names: Sequence[str]) -> list[RemoteFile]:
+        """These files in the folder of the one file that the URL names, of those that are there."""
         found = []
         for name in names:
             try:

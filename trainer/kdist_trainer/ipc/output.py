@@ -33,13 +33,18 @@ def redirect(scratch: Path, local_rank: int | str) -> None:
     """Write standard output and standard error of this process and of its children, and its events,
     to the agent's pipes.
     """
+    global _events
     for stream in STREAMS:
         with contextlib.suppress(OSError):
             pipe = _open(pipe_path(scratch, local_rank, stream))
             os.dup2(pipe, stream)
             os.close(pipe)
     with contextlib.suppress(OSError):
-        _write_events(_open(pipe_path(scratch, local_rank, EVENTS)))
+        pipe = _open(pipe_path(scratch, local_rank, EVENTS))
+        before, _events = _events, pipe
+        log.write_to(partial(_write, pipe, os.fstat(pipe)))
+        if before is not None:
+            os.close(before)
 
 
 def _open(path: Path) -> int:
@@ -47,15 +52,6 @@ def _open(path: Path) -> int:
     pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     os.set_blocking(pipe, True)
     return pipe
-
-
-def _write_events(pipe: int) -> None:
-    """Write this process's events to the pipe from now on."""
-    global _events
-    before, _events = _events, pipe
-    log.write_to(partial(_write, pipe, os.fstat(pipe)))
-    if before is not None:
-        os.close(before)
 
 
 def _write(pipe: int, opened: os.stat_result, line: bytes) -> None:

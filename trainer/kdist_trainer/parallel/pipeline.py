@@ -125,19 +125,13 @@ def keep_stage(model: nn.Module, own: Stage, stages: Sequence[Stage]) -> None:
     """Remove all other stages' tensors from the model, so that the remaining ones keep their
     names.
     """
-    kept = {id(tensor) for tensor in tensors(own)}
-    removed = {id(tensor) for stage in stages for tensor in tensors(stage)} - kept
+    held = {stage: {id(one) for one in (*stage.parameters(), *stage.buffers())} for stage in stages}
+    removed = set[int]().union(*held.values()) - held[own]
     for module in model.modules():
         for slots in (own_parameters(module), own_buffers(module)):
             for name, tensor in slots.items():
                 if id(tensor) in removed:
                     slots[name] = None
-
-
-def tensors(stage: nn.Module) -> Iterator[Tensor]:
-    """Weights and buffers of a stage."""
-    yield from stage.parameters()
-    yield from stage.buffers()
 
 
 BUCKET_BYTES: Final = 25 * 2**20

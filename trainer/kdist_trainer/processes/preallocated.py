@@ -31,7 +31,14 @@ def write(path: Path, content: bytes) -> None:
     try:
         descriptor = spend(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
-        _make(path, content)
+        fresh = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            fresh.write_bytes(content)
+            fresh.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            raise
         return
     try:
         if os.pread(descriptor, 1, 0) in (b"\0", b""):
@@ -46,14 +53,3 @@ def read(path: Path) -> bytes:
     """Read the content; empty if none was written. Raises `OSError` if the file is missing."""
     content = spend(path.read_bytes).rstrip(b"\0")
     return b"" if content[:1] == b"\0" else content
-
-
-def _make(path: Path, content: bytes) -> None:
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        fresh.write_bytes(content)
-        fresh.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise

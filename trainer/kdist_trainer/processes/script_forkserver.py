@@ -74,7 +74,8 @@ def _fill_gaps(libc: ctypes.CDLL) -> None:
     free.restype, free.argtypes = None, (ctypes.c_void_p,)
     libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, (ctypes.c_ssize_t,)
     libc.malloc_trim(ctypes.c_size_t(0))  # so that what is free at the end is short
-    limit = (libc.sbrk(0) or 0) - _free_at_end(libc)
+    libc.mallinfo2.restype = _Mallinfo
+    limit = (libc.sbrk(0) or 0) - int(libc.mallinfo2().part_9)
     blocks = 0
     for size in _SIZES:
         while blocks < _MOST_BLOCKS and (block := allocate(size)) is not None:
@@ -89,12 +90,7 @@ class _Mallinfo(ctypes.Structure):
 
     _fields_ = tuple((f"part_{number}", ctypes.c_size_t) for number in range(10))
     part_9: int
-
-
-def _free_at_end(libc: ctypes.CDLL) -> int:
     """The bytes that are free at the end of the heap, in one piece."""
-    libc.mallinfo2.restype = _Mallinfo
-    return int(libc.mallinfo2().part_9)
 
 
 DESCRIPTOR = "KDIST_FORKSERVER"

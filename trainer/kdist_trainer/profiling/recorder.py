@@ -85,7 +85,7 @@ class Profiler:
         if self._root is None:
             return
         last = min(target, self._last_step)
-        ranks = [rank for rank in range(self._world.size) if request.includes(rank)]
+        ranks = [rank for rank in range(self._world.size) if rank in (request.ranks or (rank,))]
         try:
             if self._world.is_rank_zero:
                 log.event(

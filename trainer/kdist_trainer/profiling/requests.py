@@ -34,9 +34,6 @@ class ProfileRequest:
     ranks: tuple[int, ...] = ()
     """The ranks that record; empty for all."""
 
-    def includes(self, rank: int) -> bool:
-        return not self.ranks or rank in self.ranks
-
 
 def write_request(scratch: Path, *, steps: int, ranks: tuple[int, ...] = ()) -> ProfileRequest:
     """Write a request for the agent whose folder is `scratch`, of at most `MAX_STEPS` steps. Raises

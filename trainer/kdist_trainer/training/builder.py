@@ -37,7 +37,6 @@ from kdist_trainer.instrumentation.step_timer import (
     CudaCollectiveTimer,
     GlooAllReduceTimer,
     GlooCollectiveTimer,
-    NullTimer,
     StepTimer,
 )
 from kdist_trainer.metrics.rank_metrics import StepPhase, StepStats
@@ -171,7 +170,8 @@ def assemble(
         guard=guard,
         early_stopping=early_stopping,
         loader=loader,
-        evaluation_batch=train.micro_batch or data.shard_size(train),
+        evaluation_batch=train.micro_batch  # or what a shard has of a full step
+        or max(1, train.global_batch // data.steps.assignment.shards),
         state=state,
         handover=handover,
         checkpointing=make_checkpoints(config, train, runtime, training, data, step_log, handover),
@@ -336,7 +336,7 @@ def make_collective_timer(
 ) -> CollectiveTimer:
     """The timer of collectives for this job, strategy and device."""
     if train.collective_timing == "off" or runtime.world.size == 1:
-        return NullTimer()
+        return CollectiveTimer()
     stats, on_device = runtime.stats, runtime.world.device.type == "cuda"
     if train.strategy != "ddp":
         return CudaCollectiveTimer(stats) if on_device else GlooCollectiveTimer(stats, step_timer)

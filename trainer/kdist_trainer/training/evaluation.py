@@ -168,19 +168,14 @@ def evaluate(ctx: TrainContext) -> dict[str, float] | None:
                 before = sums.get(name, (0.0, 0))
                 sums[name] = (before[0] + float(total), before[1] + count)
     ctx.strategy.reshard()
-    means = _means(world.all_gather_object(sums if ctx.strategy.is_counted else {}))
+    every = world.all_gather_object(sums if ctx.strategy.is_counted else {})
+    means = {}
+    for name in dict.fromkeys(name for sums in every for name in sums):  # added in rank order
+        pairs = [sums[name] for sums in every if name in sums]
+        terms = sum(count for _, count in pairs)
+        means[name] = sum(total for total, _ in pairs) / max(1, terms)
     # NumPy's and torch's numbers would be in no event, and choose no checkpoint
     return {name: float(value) for name, value in ctx.workload.summarize(means).items()}
-
-
-def _means(every: list[dict[str, tuple[float, int]]]) -> dict[str, float]:
-    """Sums and counts of all ranks, added in rank order, as means."""
-    names = dict.fromkeys(name for sums in every for name in sums)
-    found = {name: [sums[name] for sums in every if name in sums] for name in names}
-    return {
-        name: sum(total for total, _ in pairs) / max(1, sum(count for _, count in pairs))
-        for name, pairs in found.items()
-    }
 
 
 def check_metric(metrics: Mapping[str, float], name: str, *, of: str) -> None:

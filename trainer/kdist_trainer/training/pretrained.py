@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,18 +27,6 @@ _MAX_PROBLEMS = 3
 _WHOLE, _INDEX = "model.safetensors", ".index.json"  # Hugging Face's names
 
 
-class Source(Protocol):
-    """A source of pretrained weights."""
-
-    def shapes(self) -> Mapping[str, torch.Size]:
-        """The shape of every weight, by its full name. Raises `DataError`."""
-        ...
-
-    def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
-        """These weights whole, on the CPU: never on the device that rank 0 trains with."""
-        ...
-
-
 class SafetensorsFile:
     """A safetensors file; reading it runs no code."""
 
@@ -47,6 +34,7 @@ class SafetensorsFile:
         self._path = path
 
     def shapes(self) -> Mapping[str, torch.Size]:
+        """The shape of every weight, by its full name. Raises `DataError`."""
         try:
             with safe_open(self._path, framework="pt", device="cpu") as file:
                 return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -54,6 +42,7 @@ class SafetensorsFile:
             raise DataError(f"train.init: {self._path}: {error}") from error
 
     def fetch(self, names: Sequence[str]) -> Mapping[str, Tensor]:
+        """These weights whole, on the CPU: never on the device that rank 0 trains with."""
         with safe_open(self._path, framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name) for name in names}
 
@@ -209,6 +198,9 @@ class Pretrained:
                 message=f"{len(problems)} weights keep their initial values",
             )
         return {name: value for name, value in own.items() if available.get(name) == value.shape}
+
+
+Source = SafetensorsFile | SafetensorsShards | CheckpointFolder
 
 
 def open_init(settings: Init, mounts: Mapping[str, Path], fetched: Path | None) -> Source:

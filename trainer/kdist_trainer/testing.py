@@ -32,7 +32,6 @@ from kdist_trainer.state import (
     Attributes,
     describe,
     describe_changed,
-    describe_changed_optimizer,
     load_state,
     read_state,
     template,
@@ -242,7 +241,8 @@ class _Checks:
         attributes = Attributes(optimizer)
         optimizer.step()
         if changed := attributes.find_changed():
-            yield f"optimizer(): a step changes {describe_changed_optimizer(changed)}"
+            what = describe_changed(changed, in_optimizer=True)
+            yield f"optimizer(): a step changes {what}"
 
     def _state_can_be_loaded(self) -> Iterator[str]:
         """Check that a new process could load the state after a step, as a training does where each

@@ -107,7 +107,8 @@ def test_of_a_script_without_beats_the_waits_are_known_and_nothing_else_is_held_
     assert clock.pass_by(100, watchdog) == [], "it computes for as long as it likes"
     assert watchdog.waited_seconds() == 0
     assert 6 < watchdog.longest_wait <= 7
-    calls = [watchdog.rank_state(rank, rank=rank, pid=1)["calls"] for rank in range(2)]
+    states = watchdog.rank_states([0, 1], {0: 1, 1: 1}, node="", nodes=1)
+    calls = [state["calls"] for state in states]
     assert calls == [[], []], "its ranks may differ"
 
 

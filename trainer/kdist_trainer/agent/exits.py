@@ -425,14 +425,11 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
     """The first primary failure; without one, a timeout rather than a lost peer; None without
     failures.
     """
-    ordered = sorted(failures, key=lambda failure: failure.time)
-    for each in ordered:
-        if each.primary:
-            return each
-    for each in ordered:
-        if each.code is Exit.HANG:
-            return each
-    return ordered[0] if ordered else None
+
+    def order(each: Failure) -> tuple[bool, bool, float]:
+        return not each.primary, not each.primary and each.code is not Exit.HANG, each.time
+
+    return min(failures, key=order, default=None)
 
 
 def success(*, step: int | None, separate_ranks: int = 0) -> dict[str, Any]:

@@ -427,11 +427,6 @@ def running_script_forkserver() -> ScriptForkserver | None:
     return _running[0] if _running else None
 
 
-def supervise_script_forkserver() -> int | None:
-    """The pid of the forkserver, which is replaced if it has died; None without one."""
-    return _running[0].supervise() if _running else None
-
-
 def close_script_forkserver() -> None:
     """End the forkserver, if there is one."""
     while _running:

@@ -461,50 +461,36 @@ class Watchdog:
             (snapshot.step for snapshot in self.snapshots if snapshot.step >= 0), default=None
         )
 
-    def rank_state(
-        self, local_rank: int, *, rank: int, pid: int, node: str = "", world_size: int = 1
-    ) -> RankState:
-        """The state of a rank, from which all agents derive the rank at fault.
-
-        Args:
-            local_rank: The rank on this node.
-            rank: Its global rank.
-            pid: Its process id.
-            node: This node.
-            world_size: The number of ranks on all nodes, which limits the recorded calls per rank.
-        """
-        snapshot = self.snapshots[local_rank]
-        # the ranks of a script may enter different collectives on purpose
-        calls = self._heartbeats[local_rank].calls() if self._from_start else []
-        return {
-            "rank": rank,
-            "node": node,
-            "stopped": is_stopped(pid),
-            "inside": snapshot.inside,
-            "sequence": snapshot.sequence,
-            "step": snapshot.step,
-            "phase": snapshot.phase.value,
-            "collective": snapshot.collective,
-            "calls": write_calls(calls, world_size=world_size),
-        }
-
     def rank_states(
         self, ranks: Sequence[int], pids: Mapping[int, int], *, node: str, nodes: int
     ) -> list[RankState]:
-        """The states of all ranks of this node.
+        """The states of all ranks of this node, from which all agents derive the rank at fault.
 
         Args:
             ranks: Their global ranks, by local rank.
             pids: Their process ids, by local rank.
             node: This node.
-            nodes: The number of nodes.
+            nodes: The number of nodes, which limits the recorded calls per rank.
         """
-        return [
-            self.rank_state(
-                number, rank=rank, pid=pids[number], node=node, world_size=len(ranks) * nodes
+        found: list[RankState] = []
+        for number, rank in enumerate(ranks):
+            snapshot = self.snapshots[number]
+            # the ranks of a script may enter different collectives on purpose
+            calls = self._heartbeats[number].calls() if self._from_start else []
+            found.append(
+                {
+                    "rank": rank,
+                    "node": node,
+                    "stopped": is_stopped(pids[number]),
+                    "inside": snapshot.inside,
+                    "sequence": snapshot.sequence,
+                    "step": snapshot.step,
+                    "phase": snapshot.phase.value,
+                    "collective": snapshot.collective,
+                    "calls": write_calls(calls, world_size=len(ranks) * nodes),
+                }
             )
-            for number, rank in enumerate(ranks)
-        ]
+        return found
 
     def close(self) -> None:
         """Unmap the heartbeats; the files are kept for diagnosis."""

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from kdist_trainer import log
@@ -242,7 +243,8 @@ def launch(settings: Settings) -> int:
         settings, procs, healthy=lambda: not health or health[0].is_healthy(), since=started_at
     )
     with LogRelay(settings.scratch, ranks=procs, copy=_keep_log(settings)) as relay:
-        record = _run_to_record(settings, procs, exporter, relay, stop, predecessors, health)
+        run = partial(_run_agent, settings, procs, exporter, relay, stop, predecessors, health)
+        record = _run_to_record(settings, run)
         forkserver.close_script_forkserver()
         tracker = health[0].tracker if health else None
         health.clear()  # an agent whose work is over counts as healthy
@@ -279,18 +281,10 @@ def _keep_log(settings: Settings) -> KeptLog | None:
     )
 
 
-def _run_to_record(
-    settings: Settings,
-    procs: int,
-    exporter: Exporter,
-    relay: LogRelay,
-    stop: StopSignals,
-    predecessors: set[int],
-    health: list[Any],
-) -> dict[str, Any]:
+def _run_to_record(settings: Settings, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Run the elastic agent; returns the exit record, also if an error ended it."""
     try:
-        return _run_agent(settings, procs, exporter, relay, stop, predecessors, health)
+        return run()
     except KdistTrainerError as error:
         cause, code, message = error.cause, error.code, str(error)
     except StopRequested:

@@ -45,7 +45,7 @@ from kdist_trainer import log
 from kdist_trainer.agent import coordination, tracker_process
 from kdist_trainer.agent.coordination import Generation, KeptRank
 from kdist_trainer.agent.exits import FORKSERVER_LOST
-from kdist_trainer.agent.forkserver import supervise_script_forkserver
+from kdist_trainer.agent.forkserver import running_script_forkserver
 from kdist_trainer.agent.settings import WORKER, Settings
 from kdist_trainer.config import Exit, TrainConfig
 from kdist_trainer.instrumentation import fault_handler
@@ -250,8 +250,9 @@ def _servers() -> set[int]:
     scripts, multiprocessing's resource tracker, and the store of the rendezvous.
     """
     pids = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
-    found = {pid for pid in (*pids, supervise_script_forkserver()) if pid is not None}
-    return found | store_process.pids()
+    scripts = running_script_forkserver()
+    found = {*pids, scripts.supervise() if scripts is not None else None}
+    return {pid for pid in found if pid is not None} | store_process.pids()
 
 
 LEAVE_SECONDS = 30.0

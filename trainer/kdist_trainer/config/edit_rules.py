@@ -253,14 +253,9 @@ def compare_done(done: Document, job: Document) -> FinishedRun:
             {"script": each.get("script"), "train": bool(each.get("train"))}
             for each in (before, now)
         )
-        edits = [edit for edit in _edits(old, new) if edit[1] != edit[2]]
-        return FinishedRun(
-            [
-                Change(*edit, EditEffect.REFUSED, "the effect on a script is unknown")
-                for edit in edits
-            ],
-            continues=False,
-        )
+        why = "the effect on a script is unknown"
+        changes = [Change(*edit, EditEffect.REFUSED, why) for edit in _edits(old, new)]
+        return FinishedRun(changes, continues=False)
     changes = compare(was, train)
     refused = any(change.effect is EditEffect.REFUSED for change in changes)
     at = (

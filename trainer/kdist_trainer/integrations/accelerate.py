@@ -56,11 +56,7 @@ class KdistTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no
         super().__init__()
         self._reporter = Reporter()
         self._checkpoints = FrameworkCheckpoints(
-            "accelerate",
-            self._reporter,
-            every_seconds=every_seconds,
-            every_steps=every_steps,
-            keep=keep,
+            "accelerate", self._reporter, every_seconds, every_steps, keep
         )
         self._accelerator: Accelerator | None = None
         self._target_steps: int | None = None

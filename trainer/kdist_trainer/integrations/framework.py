@@ -38,7 +38,6 @@ class FrameworkCheckpoints:
         self,
         framework: str,
         reporter: Reporter,
-        *,
         every_seconds: int | Literal["auto"],
         every_steps: int | None,
         keep: int,
@@ -215,11 +214,8 @@ TARGETS = ("max_train_steps", "max_steps", "total_steps", "num_training_steps")
 
 def choose_value(values: Mapping[str, Any], names: Iterable[str]) -> float | None:
     """The number that is logged under the first of these names; None if there is none."""
-    for name in names:
-        number = _number(values.get(name))
-        if number is not None:
-            return number
-    return None
+    found = (_number(values.get(name)) for name in names)
+    return next((number for number in found if number is not None), None)
 
 
 def evaluation_metrics(values: Mapping[str, Any]) -> dict[str, float]:

@@ -57,11 +57,7 @@ class KdistCallback(Callback):
         """
         self._reporter = Reporter()
         self._checkpoints = FrameworkCheckpoints(
-            "lightning",
-            self._reporter,
-            every_seconds=every_seconds,
-            every_steps=every_steps,
-            keep=keep,
+            "lightning", self._reporter, every_seconds, every_steps, keep
         )
         self._restored = ""
         self._saved: dict[str, Any] = {}

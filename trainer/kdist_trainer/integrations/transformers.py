@@ -53,11 +53,7 @@ class KdistTrainerCallback(TrainerCallback):
         """
         self._reporter = Reporter()
         self._checkpoints = FrameworkCheckpoints(
-            "transformers",
-            self._reporter,
-            every_seconds=every_seconds,
-            every_steps=every_steps,
-            keep=keep,
+            "transformers", self._reporter, every_seconds, every_steps, keep
         )
         self._unreported: int | None = None  # a step whose loss is logged in a moment
         self._save_limit: int | None = None

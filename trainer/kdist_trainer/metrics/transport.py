@@ -27,6 +27,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 
@@ -72,15 +73,9 @@ _PACKED = struct.Struct(f"<4sIIIQQQ{_SLOTS}d")
 assert _PACKED.size <= MAX_RECORD, f"a record would take {_PACKED.size} bytes"  # noqa: S101  found at the first import
 
 
-def _slices() -> dict[str, slice]:
-    found, start = {}, 0
-    for name in (*_SINGLE, *_MULTIPLE):
-        found[_METRICS[name].name] = slice(start, start + _METRICS[name].slots)
-        start += _METRICS[name].slots
-    return found
-
-
-SLOTS: dict[str, slice] = _slices()
+_placed = [_METRICS[name] for name in (*_SINGLE, *_MULTIPLE)]
+_ends = accumulate(metric.slots for metric in _placed)
+SLOTS = {one.name: slice(end - one.slots, end) for one, end in zip(_placed, _ends, strict=True)}
 """Position of a counter's or histogram's numbers in `Record.counters`, by the metric's name."""
 GAUGES: dict[str, int] = {_METRICS[name].name: index for index, name in enumerate(_GAUGES)}
 """Position of a gauge in `Record.gauges`, by the metric's name."""

@@ -11,7 +11,6 @@ an error that names every difference and changes nothing.
 from kdist_trainer.state.attributes import (
     Attributes,
     describe_changed,
-    describe_changed_optimizer,
     eval_mode,
 )
 from kdist_trainer.state.kinds import (
@@ -57,7 +56,6 @@ __all__ = [
     "bytes_of",
     "describe",
     "describe_changed",
-    "describe_changed_optimizer",
     "digest_of",
     "digests_of",
     "eval_mode",

@@ -88,21 +88,15 @@ def _copy(value: Any) -> Any:
         return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def describe_changed(names: list[str]) -> str:
-    """What to do about attributes that a pass changes, as the rest of a sentence."""
+def describe_changed(names: list[str], *, in_optimizer: bool = False) -> str:
+    """What to do about attributes that a pass or a step changes, as the rest of a sentence."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    owner, advice = "", "make it a buffer (register_buffer), or return it from get_extra_state()"
+    if in_optimizer:
+        owner, advice = " of the optimizer", "keep it in self.state or in param_groups"
     return (
-        f"{names[0]}{more}, a plain attribute, which is in no checkpoint and on no rank that is "
-        "replaced: make it a buffer (register_buffer), or return it from get_extra_state()"
-    )
-
-
-def describe_changed_optimizer(names: list[str]) -> str:
-    """What to do about attributes of an optimizer that a step changes, likewise."""
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return (
-        f"{names[0]}{more}, a plain attribute of the optimizer, which is in no checkpoint and "
-        "on no rank that is replaced: keep it in self.state or in param_groups"
+        f"{names[0]}{more}, a plain attribute{owner}, which is in no checkpoint and on no rank "
+        f"that is replaced: {advice}"
     )
 
 

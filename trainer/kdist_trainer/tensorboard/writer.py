@@ -128,8 +128,9 @@ def _write_points(file: FileIO | GrowingObject, points: Points) -> bool:
 
     writer = RecordWriter(file)
     while not isinstance(file, GrowingObject) or file.size < _OBJECT_BYTES:
+        seconds_left = file.seconds_to_flush if isinstance(file, GrowingObject) else None
         try:
-            point = points.get(timeout=_seconds_to_flush(file))
+            point = points.get(timeout=seconds_left)
         except queue.Empty:
             file.flush()
             continue
@@ -141,10 +142,6 @@ def _write_points(file: FileIO | GrowingObject, points: Points) -> bool:
         )
         writer.write(Event(wall_time=seconds, step=step, summary=summary).SerializeToString())
     return False
-
-
-def _seconds_to_flush(file: FileIO | GrowingObject) -> float | None:
-    return file.seconds_to_flush if isinstance(file, GrowingObject) else None
 
 
 def _wait_before_retry(points: Points) -> bool:

@@ -422,7 +422,8 @@ def record_interval(ctx: TrainContext, result: IntervalResult) -> None:
         )
         if not math.isfinite(loss):
             ctx.stats.add_nonfinite("loss")
-            on_nonfinite(ctx, f"the loss of step {record.step} is {loss}")
+            if ctx.settings.on_nonfinite == "stop":
+                end_nonfinite(ctx, f"the loss of step {record.step} is {loss}")
     if ctx.world.is_rank_zero and time.monotonic() - ctx.progress_logged_at >= PROGRESS_SECONDS:
         ctx.progress_logged_at = time.monotonic()
         total_seconds = sum(record.seconds for record in result.records)
@@ -437,14 +438,8 @@ def record_interval(ctx: TrainContext, result: IntervalResult) -> None:
         )
 
 
-def on_nonfinite(ctx: TrainContext, why: str) -> None:
-    """End the training at a number that is not finite, if `onNonfinite` is `stop`."""
-    if ctx.settings.on_nonfinite == "stop":
-        raise_nonfinite(ctx, why)
-
-
-def raise_nonfinite(ctx: TrainContext, why: str) -> NoReturn:
-    """End the training."""
+def end_nonfinite(ctx: TrainContext, why: str) -> NoReturn:
+    """End the training at a number that is not finite."""
     newest = max(0, ctx.checkpointing.committed_step)
     raise NonFiniteError(f"{why}; the newest checkpoint is of step {newest}")
 
@@ -485,5 +480,6 @@ def flush_pending_losses(ctx: TrainContext, *, check_weights: bool = True) -> No
         record_interval(ctx, ctx.sync_exchange.collect())
     ctx.reporter.flush()
     ctx.buffers.synchronize_late()
-    if check_weights and not ctx.checkpointing.weights_are_finite():
-        on_nonfinite(ctx, f"a weight is NaN or infinite after step {ctx.state.step}")
+    is_finite = not check_weights or ctx.checkpointing.weights_are_finite()
+    if not is_finite and ctx.settings.on_nonfinite == "stop":
+        end_nonfinite(ctx, f"a weight is NaN or infinite after step {ctx.state.step}")

@@ -22,7 +22,7 @@ from kdist_trainer.metrics.rank_metrics import StepPhase, WallCategory
 from kdist_trainer.numerics.rng import WEIGHTS, Generators, derive
 from kdist_trainer.parallel.ddp import explain_unused
 from kdist_trainer.processes.liveness import Phase
-from kdist_trainer.state import Attributes, describe_changed, describe_changed_optimizer
+from kdist_trainer.state import Attributes, describe_changed
 from kdist_trainer.training import regroup
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.evaluation import (
@@ -33,8 +33,8 @@ from kdist_trainer.training.evaluation import (
 from kdist_trainer.training.optimizer import clear_gradients
 from kdist_trainer.training.sync import (
     StepRecord,
+    end_nonfinite,
     flush_pending_losses,
-    raise_nonfinite,
     record_refused_update,
     sync_ranks,
 )
@@ -300,7 +300,7 @@ def rollback(ctx: TrainContext) -> None:
     ctx.is_consistent = True
     ctx.stats.add_wall(WallCategory.CHECKPOINT_RESTORE, ctx.step_timer.exclude())
     if not ctx.guard.skip_step(refused, checkpoint_step=ctx.state.step):
-        raise_nonfinite(
+        end_nonfinite(
             ctx,
             f"the update of step {refused} is refused, as were those that caused the rollbacks "
             "before",
@@ -451,7 +451,7 @@ def _watch_step(optimizer: Optimizer) -> None:
         if changed:
             log.warn(
                 "attributes-not-kept",
-                message=f"a step changes {describe_changed_optimizer(changed)}",
+                message=f"a step changes {describe_changed(changed, in_optimizer=True)}",
             )
 
     hooks = [

@@ -253,7 +253,7 @@ class NodeRecovery:
             known = self._machines.get(key)
             if known is None or known.uid != uid:
                 known = self._machines[key] = _Machines(uid)
-            known.note(nodes)
+            known.note({*observed.counted_faults, *nodes})
             found = find_faulty(observed, self._avoidance, known.seen)
             faulty = [
                 each for each in found if (each.faults or 0) > known.refused.get(each.node, 0)

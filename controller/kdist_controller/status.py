@@ -283,11 +283,16 @@ def _numbers(
 
 def _avoided(observed: Observed) -> dict[str, Any]:
     """The nodes that the job avoids, and how many faults each had when the controller decided so:
-    it takes more to decide so again.
+    it takes more to decide so again. Of others on which its pods are that is 0: whoever leads next
+    knows these nodes by it.
     """
     nodes = observed.status.avoided[:_MOST_NODES]
     counted = {each.node: each.faults for each in nodes if each.faults}
-    counted = dict(islice((counted | observed.counted_faults | counted).items(), _MOST_NODES))
+    used = {documents.text(pod, "spec", "nodeName") for pod in observed.pods}
+    told = (each.machine for each in observed.status.machine_faults)
+    seen = {node: 0 for node in told if node in used}
+    found = counted | seen | observed.counted_faults | counted
+    counted = dict(islice(found.items(), _MOST_NODES))
     words = [
         _clip(f"{each.node} until {format_time(each.until)}" + (each.reason and f": {each.reason}"))
         for each in nodes

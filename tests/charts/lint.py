@@ -119,10 +119,18 @@ def rates_take_the_interval(dashboard: Document) -> Iterator[str]:
 def selectors_use_the_variables(dashboard: Document) -> Iterator[str]:
     """target-job, target-instance: for metrics of kdist and of Prometheus itself."""
     for panel, expr in targets(dashboard):
-        if re.search(r"\bkdist_\w+\b(?!\{)(?![\w,)])", re.sub(r"\bkdist_job\b", "", expr)):
+        if re.search(
+            r"\bkdist_\w+\b(?!\{)(?![\w,)])", re.sub(r"\bkdist_(job|namespace)\b", "", expr)
+        ):
             yield f"{panel['title']}: a selector without labels in {expr}"
         for metric, labels in _SELECTOR.findall(expr):
-            ours = metric.startswith("kdist_") or metric in ("up", "scrape_samples_scraped")
+            controller = metric.startswith("kdist_controller_")
+            if controller and 'kdist_namespace=~"$namespace"' not in labels:
+                yield f"{panel['title']}: {metric} is taken from everywhere"
+            ours = (metric.startswith("kdist_") and not controller) or metric in (
+                "up",
+                "scrape_samples_scraped",
+            )
             if ours and not ('job=~"$job"' in labels and 'instance=~"$instance"' in labels):
                 yield f"{panel['title']}: {metric} is taken from everywhere"
 

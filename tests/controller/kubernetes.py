@@ -377,7 +377,7 @@ def _make_pod(workload: Document, number: int) -> Document:
     }
     return {
         "metadata": metadata,
-        "spec": {**template["spec"], "nodeName": f"node-{number}"},
+        "spec": {"nodeName": f"node-{number}", **template["spec"]},
         "status": {
             "phase": "Running",
             "podIP": "127.0.0.1",

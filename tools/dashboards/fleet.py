@@ -12,6 +12,7 @@ from tools.dashboards.model import (
     Threshold,
     Variable,
     at_least,
+    at_most,
     bars,
     lines,
     stack,
@@ -189,11 +190,46 @@ TIME = PanelRow(
     ),
 )
 
+MACHINES = PanelRow(
+    "Machines",
+    (
+        lines(
+            "Avoided nodes",
+            "1 while a job's pods stay away from a node, as the controller says",
+            "none",
+            {
+                "{{kdist_namespace}} {{kdist_job}} {{node}}": (
+                    "max by (kdist_namespace, kdist_job, node) "
+                    '(kdist_controller_node_avoided{kdist_namespace=~"$namespace"})'
+                )
+            },
+            width=12,
+            minimum=0.0,
+            optional=True,
+        ),
+        bars(
+            "Restarts for faults of machines",
+            "Of each job: a GPU or a node has failed",
+            "none",
+            {
+                "{{kdist_job}} {{cause}}": (
+                    "max by (namespace, kdist_job, cause) "
+                    '(kdist_worker_group_restarts_total{cause=~"device|node"})'
+                )
+            },
+            width=12,
+            optional=True,
+            thresholds=at_most(1, 2),
+        ),
+    ),
+    collapsed=True,
+)
+
 FLEET = Dashboard(
     uid="kdist-fleet",
     title="kdist / Fleet",
     description="All training jobs: which run, which are stalled, and where machine time goes.",
-    rows=(NOW, TIME),
+    rows=(NOW, TIME, MACHINES),
     variables=(
         Variable("namespace", "Namespace", "kdist_job_info", all_value=".*"),
         Variable("job", "Job", "kdist_job_info"),

@@ -176,8 +176,11 @@ class Dashboard:
 
 def _variables_of(metric: str) -> tuple[str, ...]:
     """The variables whose labels a metric has: Prometheus' own metrics lack the training, those of
-    cAdvisor also our scrape. The namespace of DCGM's metrics may be that of its exporter.
+    cAdvisor also our scrape, and the controller's name it otherwise. The namespace of DCGM's may be
+    that of its exporter.
     """
+    if metric.startswith("kdist_controller_"):
+        return ()
     if metric.startswith("kdist_"):
         return ("namespace", "kdist_job", "job", "instance")
     if metric.startswith("DCGM_"):

@@ -231,7 +231,9 @@ class ResourceStatus(ConfigModel):
         description="Nodes that the job's pods stay away from, until when, and why.",
     )
     node_faults: dict[Line, Counter] = Field(
-        {}, description="Faults that a node had when the controller last kept the job from it."
+        {},
+        description="Faults that a node had when the controller last kept the job from it; 0 if it "
+        "never has.",
     )
     restarts: Counter | None = Field(None, description="Restarts of the ranks since the start.")
     restarted_at: Time | None = Field(

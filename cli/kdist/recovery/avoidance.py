@@ -95,8 +95,10 @@ def avoid(
     ]
     if marker is not None:
         objects.owner.check(marker, api_version=_JOB[0], kind=_JOB[1])
-    # a scheduler that puts a pod next to the marker would do so again
-    since = _created(marker) or math.inf
+    # a scheduler that puts a pod next to the marker's would do so again
+    marks = cluster.list("v1", "Pod", selector=f"{AVOID_LABEL}={job}") if marker else []
+    marks = [pod for pod in marks if documents.text(pod, "spec", "nodeName") == node]
+    since = min((_created(pod) or math.inf for pod in marks), default=math.inf)
     staying = [documents.name(pod) for pod in alive if (_created(pod) or 0.0) > since]
     leaving = {
         name: documents.text(pod, "metadata", "uid")

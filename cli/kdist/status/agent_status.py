@@ -318,7 +318,11 @@ def read_training(current: Sequence[AgentStatus], *, step: int | None = None) ->
         "waiting_for": next((report.waiting_for for report in current if report.waiting_for), ""),
         "slow_start": slow_starts[0] if slow_starts and all(slow_starts) else "",
         "tracker": next((report.tracker for report in current if report.tracker), ""),
-        "machine_faults": max((report.machine_faults for report in current), key=len, default=()),
+        "machine_faults": max(
+            (report.machine_faults for report in current),
+            key=lambda known: sum(each.faults for each in known),
+            default=(),
+        ),
         "devices": ", ".join(sorted({report.devices for report in current if report.devices})),
     }
 

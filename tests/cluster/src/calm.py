@@ -69,3 +69,22 @@ class Stuck(Calm):
         if self.losses == 6 and os.environ["RANK"] == "1":
             time.sleep(3600)
         return super().loss(model, batch)
+
+
+class Faulty(Digits):
+    """On the machine that the job names by `BAD_MACHINE`, the GPU fails at the fifth loss of the
+    run's first two worker groups. In those after them a step takes some seconds.
+    """
+
+    losses = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        """The loss of `digits`, or none."""
+        self.losses += torch.is_grad_enabled()
+        if int(os.environ["KDIST_GENERATION"]) > 2:
+            time.sleep(2.5)
+        elif self.losses == 5 and os.environ["KDIST_MACHINE"] == os.environ["BAD_MACHINE"]:
+            error = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+            error.error_code = 214  # type: ignore[attr-defined]  # set by C++, and in no stub
+            raise error
+        return super().loss(model, batch)

@@ -137,15 +137,17 @@ def test_a_suspended_job_is_active_anew_however_its_stop_is_judged(
     assert open_at(400.0, "d").active_since == 300, "nobody has suspended it"
 
 
-@pytest.mark.parametrize(("stays", "expected"), [(True, 100), (False, 300)])
+@pytest.mark.parametrize(
+    ("stays", "is_asked", "expected"), [(True, True, 100), (False, True, 300), (False, False, 100)]
+)
 def test_a_save_of_what_one_node_has_kept_leaves_the_time_of_the_job_as_it_is(
-    job: Job, monkeypatch: pytest.MonkeyPatch, stays: bool, expected: float
+    job: Job, monkeypatch: pytest.MonkeyPatch, stays: bool, is_asked: bool, expected: float
 ) -> None:
     monkeypatch.setattr("kdist_trainer.agent.restart_policy.time.time", lambda: 100.0)
     job.open()
     job.agent_store.post_failures(1, [lost_peer(1)])
     ledger, own = job.ledger(), {"node-0": AGENTS["node-0"]}
-    number = open_generation(1, job.agent_store, ledger, agents=own, step=5)
+    number = open_generation(1, job.agent_store, ledger, agents=own, step=5, is_asked=is_asked)
     assert job.agent_store.generation(number)["active_since"] == 100
     monkeypatch.setattr("kdist_trainer.agent.restart_policy.time.time", lambda: 300.0)
     later = {"node-0": "c", "node-1": AGENTS["node-1"] if stays else "d"}

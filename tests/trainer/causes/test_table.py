@@ -82,6 +82,25 @@ def test_few_failures_are_certainly_the_machines() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("message", "row"),
+    [
+        ("NVRM: Xid (PCI:0000:cb:00): 79, pid=31, name=python", "xid"),
+        ("NVRM: Xid (0000:03:00): 130, Channel 00000001", "xid"),
+        ("Xid error: 48", "xid"),
+        ("NVRM: Xid (PCI:0000:cb:00): 13, pid=79, name=python", "xid-program"),
+        ("NVRM: Xid (PCI:0079:cb:00): 31, Ch 00000008", "xid-program"),
+        ("Xid 43", "xid-program"),
+        ("an Xid was seen on GPU 3", "xid-program"),
+    ],
+)
+def test_an_xid_of_the_program_or_without_a_number_is_not_the_machines(
+    message: str, row: str
+) -> None:
+    found = [each.name for each in TABLE if each.pattern.search(message)]
+    assert found[0] == row
+
+
 def test_in_kdists_frames_a_missing_file_is_not_the_users(judged: list[dict[str, Any]]) -> None:
     found = [one for row, one in of_rows(judged) if row.only_users and one["place"] == "in_kdist"]
     assert found

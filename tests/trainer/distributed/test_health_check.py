@@ -52,6 +52,14 @@ def test_a_node_that_fails_the_check_does_not_join_and_the_others_train(tmp_path
         lab.stepping(1, world=1)
         (faults,) = read_status(lab, "node-0")["machine_faults"]
         assert (faults["machine"], faults["faults"], faults["cause"]) == ("gpu-8", 1, "node")
+        lab.start("node-1", KDIST_MACHINE="gpu-8")
+        assert lab.end("node-1") == 205
+
+        def is_told() -> bool:
+            (faults,) = read_status(lab, "node-0")["machine_faults"]
+            return bool(faults["faults"] == 2)
+
+        lab.wait(is_told, "a fault while the others train")
         lab.tell("finish")
         assert lab.end("node-0") == 0
 
@@ -113,7 +121,8 @@ def test_kept_ranks_keep_their_gpus_and_are_saved_before_the_node_leaves(
 
     monkeypatch.setattr("kdist_trainer.agent.agent.check_node", check)
     agent: Any = ElasticAgent.__new__(ElasticAgent)
-    agent._settings, agent._stop, agent._ledger, agent._telemetry = (Mock() for _ in range(4))
+    for name in ("_settings", "_stop", "_ledger", "_telemetry", "_agent_store"):
+        setattr(agent, name, Mock())
     agent._settings.gpus, agent._stop.interruptible = 8, nullcontext
     agent._termination = SimpleNamespace(leave_and_save=lambda: asked.append("saved"))
     for kept in ({}, {0: 7}):

@@ -107,6 +107,7 @@ def back_off(ledger: RestartLedger, telemetry: AgentTelemetry, stop: StopSignals
 _AGENT_KEY = "kdist/agent/"
 _GENERATION_KEY = "kdist/generation"
 _HEALTHY_SECONDS = 60.0
+_FAULTS_SECONDS = 10.0
 _KILL_SECONDS = 30.0  # for the kernel to free a killed worker's memory, on the host and its device
 
 
@@ -227,6 +228,7 @@ class ElasticAgent(ElasticAgentBase):
         try:
             self._settings.require_gpus()
             if not self._is_checked:
+                self._show_machine_faults()
                 self._check_health()
         except KdistTrainerError:
             if self._survivors.kept:  # they end with this agent
@@ -246,7 +248,8 @@ class ElasticAgent(ElasticAgentBase):
                         back_off(self._ledger, self._telemetry, self._stop)
                         backed_off = True
                     with self._rendezvous_handler.watching_departures():
-                        self.join_rendezvous()
+                        with RendezvousPoller(self._show_machine_faults, seconds=_FAULTS_SECONDS):
+                            self.join_rendezvous()
                         generation = self._agree_on_generation()
                 break
             except SpareNodeError:
@@ -286,10 +289,17 @@ class ElasticAgent(ElasticAgentBase):
         self._is_checked = True
 
     def _tell_fault(self, fault: Failure, event: str) -> None:
-        """Write a fault of this machine by this event, and show it in `/status`."""
+        """Write a fault of this machine by this event, and show it in `/status` of all agents."""
         with suppress(RuntimeError):  # a store that is away
             self._ledger.append_fault(fault, event)
+            self._show_machine_faults()
+            self._agent_store.post_machine_faults(self._ledger.list_machine_faults())
+
+    def _show_machine_faults(self) -> PollResult:
+        """Show the faults of machines so far in `/status`: nobody else does if no group forms."""
+        with suppress(RuntimeError):
             self._telemetry.show_machine_faults(self._ledger.list_machine_faults())
+        return PollResult()
 
     def _count_running(self) -> int:
         """The number of nodes of a group that runs without this node; 0 if there is none."""

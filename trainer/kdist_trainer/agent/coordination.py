@@ -233,8 +233,8 @@ class AgentStore:
         return document, raw
 
     def generation(self, number: int) -> Document:
-        """The document of a generation: `agents`, `failures`, `planned_stop`, `finished` and
-        `rank_states`, as far as they were written.
+        """The document of a generation: `agents`, `failures`, `planned_stop`, `finished`,
+        `machine_faults` and `rank_states`, as far as they were written.
         """
         return self.read(f"generation/{number}")
 
@@ -349,6 +349,11 @@ class AgentStore:
     def post_kept_step(self, number: int, step: int) -> None:
         """Record that a worker of this node has left the generation with the state of `step`."""
         self._change_generation(number, lambda document: _note_kept(document, step))
+
+    def post_machine_faults(self, faults: list[Document]) -> None:
+        """Tell the agents of the latest generation the faults of machines so far."""
+        if number := self.last_generation():
+            self._change_generation(number, lambda document: document.update(machine_faults=faults))
 
     def mark_finished(self, number: int) -> Document:
         """Record that this node's workers have succeeded; returns the document."""

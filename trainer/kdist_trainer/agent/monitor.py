@@ -498,6 +498,8 @@ class WorkerMonitor:
         polled = self._read_poll()
         if "planned_stop" in polled.document and not self._is_stop_told:
             self._tell_deadline(time.monotonic())  # of another node; here nobody is killed by then
+        if faults := polled.document.get("machine_faults"):  # of a node that did not join
+            self.telemetry.show_machine_faults(faults)
         if self._has_failed_elsewhere(polled) or self._has_lost_a_node(polled):
             return self._end_after_peer_failure(polled)
         if self._apply_status(polled.status):

@@ -456,7 +456,9 @@ def save_kept_state(
     if step is None or settings.checkpoints is None:
         return None
     try:
-        number = open_generation(former, agent_store, ledger, agents=agents, step=step)
+        number = open_generation(
+            former, agent_store, ledger, agents=agents, step=step, is_asked=stop.requested
+        )
         exits.reset_files(settings.scratch, len(workers.local_ranks))
     except (dist.DistError, RuntimeError, OSError) as refusal:
         warn_unsaved(step, str(refusal), ledger)
@@ -500,8 +502,10 @@ def open_generation(
     *,
     agents: dict[str, str],
     step: int,
+    is_asked: bool,
 ) -> int:
     """Open the generation of the save of `step`, after generation `former`; returns its number.
+    Only after a stop that somebody `is_asked` for may the job be active for its whole time again.
 
     Raises:
         RuntimeError: If other agents have begun the generation after `former`.
@@ -515,7 +519,7 @@ def open_generation(
         active_since=document.get("active_since", 0.0),
         agents_before=document.get("agents", {}),
     )
-    agent_store.plan_stop(number, STOP)
+    agent_store.plan_stop(number, STOP if is_asked else RESUME)
     agent_store.post_kept_step(number, newest)
     ledger.append_generation(
         Generation(number, RESUME, sorted(agents), from_step=step, kept_step=step), world_size=1

@@ -372,11 +372,21 @@ WORDED = (
         of_machine=True,
     ),
     _device_message(
-        "xid",
-        r"\bXid\b",
+        "xid",  # but those that NVIDIA's device plugin takes for errors of the program
+        r"\bXid\b(?: \([^)]*\):)?[^\d(]{0,10}\b(?!(?:13|31|43|45|68|109)\b)\d+",
         "the kernel log of the NVIDIA driver, NVRM: Xid",
         "NVRM: Xid 79",
         of_machine=True,
+    ),
+    Row(
+        "xid-program",
+        r"\bXid\b",
+        Cause.DEVICE,
+        _BLOCKING,
+        "the kernel log of the NVIDIA driver, NVRM: Xid",
+        "NVRM: Xid (PCI:0000:cb:00): 31, pid=71, name=python, Ch 00000008",
+        alike=2,
+        rerun=Rerun.BLOCKING,
     ),
     _device_message(
         "cuda-driver",

@@ -1,5 +1,5 @@
-"""Prints the table of the tiers that ran, from their JUnit reports; fails when one of those named
-ran no test or failed.
+"""Prints the table of the tiers that ran, from their JUnit reports, and the slowest tests of each;
+fails when one of those named ran no test or failed.
 
 Run as `python .ci/summary.py fast chaos …` after the tiers. A test that passed when it was tried
 again has passed, and is named.
@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 REPORTS = Path(os.environ.get("KDIST_TIERS", Path(__file__).parent.parent / ".kdist" / "tiers"))
+SLOWEST, SLOW = 8, 20.0
 
 
 def main(tiers: list[str]) -> int:
@@ -39,6 +40,12 @@ def main(tiers: list[str]) -> int:
         ]
         if lost or not passed:
             bad.append(f"{tier}: {passed} passed, {lost} failed")
+    for tier in tiers:
+        cases = [] if (suite := read(tier)) is None else suite.iter("testcase")
+        took = [(float(case.get("time", 0)), name_of(case)) for case in cases]
+        for seconds, name in sorted(took, reverse=True)[:SLOWEST]:
+            if seconds >= SLOW:
+                say(f"{tier:<12}{seconds:>8.0f} s  {name}")
     for line in [*notes, *bad]:
         say(line)
     say("{} passed, {} failed, {} skipped".format(*totals))

@@ -186,6 +186,13 @@ def find_owner(document: Mapping[str, Any], kind: str = "") -> str | None:
     return job if job and found == mark(job, kind, str(metadata.get("name"))) else None
 
 
+def refer_to(owner: Mapping[str, Any]) -> dict[str, Any]:
+    """The owner reference by which an object is deleted with this one."""
+    metadata = owner["metadata"]
+    kept = {"name": metadata["name"], "uid": metadata["uid"]}
+    return {"apiVersion": owner["apiVersion"], "kind": owner["kind"], **kept}
+
+
 def sort(manifests: Iterable[Manifest]) -> list[Manifest]:
     """The manifests in the order of the apply. Raises `ValueError` if an object appears twice."""
     ordered = sorted(manifests, key=lambda manifest: manifest.order)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from kdist import backends, deploy
 from kdist.backends import DEPENDENT_KINDS, Backend, is_made_for, workload_kinds
 from kdist.cluster import Cluster
-from kdist.errors import KdistError, NotFoundError
+from kdist.errors import KdistError
 from kdist.manifest import AVOID_LABEL, JOB_LABEL, ForeignError, ObjectKey
 from kdist.spec import API_VERSION, KIND
 from kdist.status import documents
@@ -72,10 +72,7 @@ class Observer:
         """That object, if it is still there and still not the job's."""
         if (known := self.foreign.get(resource.key)) is None:
             return {}
-        try:
-            found = self.cluster.get(*known, resource.key.namespace)
-        except NotFoundError:
-            found = None
+        found = self.cluster.look_up(*known, resource.key.namespace)
         if found is None or resource.owner().owns(found, known.kind):
             self.foreign.pop(resource.key, None)
             return {}
@@ -161,11 +158,10 @@ class Observer:
             own = fetched
         else:
             key = resource.key
-            try:
-                own = trim_own(self.cluster.get("v1", "ConfigMap", key.name, key.namespace))
-            except NotFoundError:
+            found = self.cluster.look_up("v1", "ConfigMap", key.name, key.namespace)
+            if found is None:
                 return None
-            own |= {"apiVersion": "v1", "kind": "ConfigMap"}
+            own = trim_own(found) | {"apiVersion": "v1", "kind": "ConfigMap"}
             self.cache.put_own(key, own)
         return own if resource.owns(own) else None
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from kdist import backends
+from kdist import backends, deploy
 from kdist.backends import Placement
 from kdist.errors import KdistError
 from kdist.manifest import CLAIM, NODES_ANNOTATION, ForeignError, ObjectKey, find_owner
@@ -357,20 +357,10 @@ def _suspend(
     differs = want != (observed.asked if wanted.spec.queue is not None else state.suspended)
     if not differs:
         return None if want == observed.asked else _Step((record,))
-    if not want and not _is_renewed(observed):
+    pods_stay = observed.backend is not None and observed.backend.keeps_alive
+    if not want and pods_stay and not deploy.is_renewed(observed.workload):
         return _Step()
     return _Step((_suspension(wanted, suspended=want), record))
-
-
-def _is_renewed(observed: Observed) -> bool:
-    """Whether a StatefulSet without pods would make the next ones from its newest template."""
-    if observed.backend is None or not observed.backend.keeps_alive:
-        return True
-    status = documents.mapping(observed.workload, "status")
-    seen = documents.integer(status, "observedGeneration")
-    return status.get("currentRevision") == status.get(
-        "updateRevision"
-    ) and seen == documents.integer(observed.workload, "metadata", "generation")
 
 
 def _resize(

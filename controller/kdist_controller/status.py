@@ -178,7 +178,10 @@ def _build(observed: Observed, decision: Decision, *, settled: bool) -> dict[str
             found |= _numbers(observed, decision, phase, cause)
             wanted += _phase_conditions(observed, phase, reason, cause)
         found |= _avoided(observed)
-        wanted += _avoided_conditions(observed)
+        if nodes := [each.node for each in observed.status.avoided]:
+            wanted.append(Condition("NodesAvoided", True, "Avoided", _clip(", ".join(nodes))))
+        elif find_condition(before, "NodesAvoided"):
+            wanted.append(Condition("NodesAvoided", False, "NoneAvoided", ""))
         if decision.refused is None:
             wanted.append(_outdated(decision))
     else:
@@ -298,13 +301,6 @@ def _avoided(observed: Observed) -> dict[str, Any]:
         for each in nodes
     ]
     return {"avoidedNodes": words or None, "nodeFaults": counted or None}
-
-
-def _avoided_conditions(observed: Observed) -> Iterator[Condition]:
-    if nodes := [each.node for each in observed.status.avoided]:
-        yield Condition("NodesAvoided", True, "Avoided", _clip(", ".join(nodes)))
-    elif find_condition(observed.resource.status, "NodesAvoided"):
-        yield Condition("NodesAvoided", False, "NoneAvoided", "")
 
 
 def _goodput(observed: Observed) -> str | None:

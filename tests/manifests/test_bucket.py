@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kdist import backends
-from kdist.job.cluster.checkpoints import pod_specs
+from kdist.render import find_pods
 from kdist.render.text import to_yaml
 from tests.manifests.jobs import make, place
 
@@ -25,8 +25,8 @@ NAMES = {
 
 
 def find_pod(backend: str = "job", **spec: Any) -> dict[str, Any]:
-    (pod,) = [found for each in place(make(**spec), backend) for found in pod_specs(each.document)]
-    return dict(pod)
+    (pod,) = [each for one in place(make(**spec), backend) for each in find_pods(one.document)]
+    return dict(pod["spec"])
 
 
 def find_variables(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:

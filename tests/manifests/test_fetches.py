@@ -11,7 +11,6 @@ import pytest
 
 from kdist import backends
 from kdist.errors import KdistError
-from kdist.job.cluster.checkpoints import pod_specs
 from kdist.render import find_pods, warn
 from kdist.render.overlay import violations
 from kdist.spec import list_sources
@@ -35,9 +34,9 @@ WEIGHTS = {**TRAIN, "init": {"url": "hf://owner/model@v1", "secret": "hub-token"
 
 
 def find_pod(backend: str = "job", **spec: Any) -> dict[str, Any]:
-    found = [pod for each in place(make(**spec), backend) for pod in pod_specs(each.document)]
+    found = [pod for each in place(make(**spec), backend) for pod in find_pods(each.document)]
     (pod,) = found
-    return dict(pod)
+    return dict(pod["spec"])
 
 
 def find_variables(container: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kdist import backends
-from kdist.job.cluster.checkpoints import pod_specs
+from kdist.render import find_pods
 from tests.manifests.jobs import make, place
 
 KINDS = pytest.mark.parametrize("backend", backends.NAMES)
@@ -53,7 +53,7 @@ def test_an_account_of_the_users_is_used_as_it_is_and_may_meet_its_peers(backend
         for each in place(make(serviceAccountName="cloud"), backend)
         if each.kind not in RIGHTS
     ]
-    (pod,) = [spec for each in workload for spec in pod_specs(each)]
+    (pod,) = [pod["spec"] for each in workload for pod in find_pods(each)]
     assert pod["serviceAccountName"] == "cloud"
     assert "automountServiceAccountToken" not in pod, "that is for the account to say"
     sources = [

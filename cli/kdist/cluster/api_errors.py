@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from kdist.errors import Code, KdistError, NotFoundError
@@ -58,6 +59,9 @@ class ApiError(KdistError):
         self.denied = denied
 
 
+Make = Callable[..., ApiError]
+
+
 class ApiNotFoundError(NotFoundError, ApiError):
     """The API server answered that there is no such object, or no such kind."""
 
@@ -91,13 +95,10 @@ def explain(
         answer.get("message") or body[:300].decode(errors="replace").strip() or f"HTTP {status}"
     )
     reason, details = str(answer.get("reason") or ""), answer.get("details")
-    facts: dict[str, Any] = {
-        "status": status,
-        "reason": reason,
-        "details": details if isinstance(details, dict) else {},
-    }
+    details = details if isinstance(details, dict) else {}
+    make = partial(ApiError, status=status, reason=reason, details=details)
     if status == 401:
-        return ApiError(
+        return make(
             f"the API server does not know who you are (context {context})",
             hint=(
                 "the credentials in the kubeconfig are missing or have expired: log in to the "
@@ -105,26 +106,23 @@ def explain(
             ),
             next_command="kdist doctor",
             code=Code.FORBIDDEN,
-            **facts,
         )
     if status == 403 and (found := _FORBIDDEN.search(message)):
-        return _forbidden(found, namespace=namespace, facts=facts)
+        return _forbidden(found, namespace=namespace, make=make)
     if status == 404:
-        return _missing(
-            message, bool(facts["details"].get("name")), description=description, facts=facts
-        )
+        absent = partial(ApiNotFoundError, **make.keywords)
+        return _missing(message, bool(details.get("name")), description=description, make=absent)
     if found := _WEBHOOK_FAILED.search(message):
-        return _webhook_failed(found, description=description, facts=facts)
+        return _webhook_failed(found, description=description, make=make)
     if found := _DUPLICATE.search(message):
         key = found["key"].replace("=", " ")
-        return ApiError(
+        return make(
             f"{description}: {found['list'].lstrip('.')} has two entries with {key}",
             hint="remove one of them from the job's podTemplate",
-            **facts,
         )
     causes = [
         (str(each.get("field") or "").lstrip("."), str(each.get("message") or ""))
-        for each in facts["details"].get("causes") or []
+        for each in details.get("causes") or []
         if isinstance(each, dict)
     ]
     if status == 409 and causes and (owners := dict.fromkeys(_CONFLICT_OWNER.findall(message))):
@@ -134,7 +132,7 @@ def explain(
             for owner in [_CONFLICT_OWNER.search(why)]
         )
         hint = "leave these fields out of the job, or take them over with --force-conflicts"
-        return ApiError(f"{description}: {conflicts}", hint=hint, owners=tuple(owners), **facts)
+        return make(f"{description}: {conflicts}", hint=hint, owners=tuple(owners))
     if status == 422 and causes:
         # The message repeats the rejected value, which may be a whole pod template, and ends with
         # the reason.
@@ -142,35 +140,34 @@ def explain(
             f"{field}: {why if len(why) < 200 else why.rpartition(': ')[2]}"
             for field, why in causes
         )
-        return ApiError(f"{description}: {problems}", **facts)
-    return ApiError(f"{description}: {message}", **facts)
+        return make(f"{description}: {problems}")
+    return make(f"{description}: {message}")
 
 
-def _forbidden(found: re.Match[str], *, namespace: str, facts: dict[str, Any]) -> ApiError:
+def _forbidden(found: re.Match[str], *, namespace: str, make: Make) -> ApiError:
     resource, slash, part = found["resource"].partition("/")
     right = (
         f"{found['verb']} "
         f"{'.'.join(each for each in (resource, found['group']) if each)}{slash}{part}"
     )
     where = found["namespace"] or ""
-    return ApiError(
+    return make(
         f"you are `{found['user']}`, who may not {right} "
         f"{f'in namespace {where}' if where else 'in the whole cluster'}",
         next_command=f"kdist doctor -n {where or namespace}",
         code=Code.FORBIDDEN,
         denied=Denied(right, where),
-        **facts,
     )
 
 
-def _webhook_failed(found: re.Match[str], *, description: str, facts: dict[str, Any]) -> ApiError:
+def _webhook_failed(found: re.Match[str], *, description: str, make: Make) -> ApiError:
     """The error for an admission webhook that does not answer."""
     from kdist.backends.operators import find_webhook_home
 
     home = find_webhook_home(found["why"])
     of = f" of the service {home[0]} in namespace {home[1]}" if home else ""
     why = found["why"].strip().removeprefix("failed to call webhook: ")
-    return ApiError(
+    return make(
         f"{description}: the admission webhook {found['name']}{of} does not answer ({why})",
         hint=(
             "an administrator must restore its service, or remove its configuration; then try again"
@@ -178,23 +175,20 @@ def _webhook_failed(found: re.Match[str], *, description: str, facts: dict[str, 
         next_command=f"kubectl get pods -n {home[1]}"
         if home
         else "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations",
-        **facts,
     )
 
 
-def _missing(message: str, named: bool, *, description: str, facts: dict[str, Any]) -> ApiError:
+def _missing(message: str, named: bool, *, description: str, make: Make) -> ApiError:
     if found := _NO_NAMESPACE.search(message):
         name = found["namespace"]
-        return ApiNotFoundError(
+        return make(
             f"there is no namespace {name}",
             next_command=f"kubectl create namespace {name}",
-            **facts,
         )
     if named:
-        return ApiNotFoundError(message, **facts)
-    return ApiNotFoundError(
+        return make(message)
+    return make(
         f"{description}: this cluster has no such kind",
         hint="`kdist doctor` shows which workload kinds it has",
         next_command="kdist doctor",
-        **facts,
     )

@@ -128,6 +128,15 @@ class Objects(ObjectLists):
         )
         return self._transport.send(request).document()
 
+    def look_up(
+        self, api_version: str, kind: str, name: str, namespace: str | None = None
+    ) -> Document | None:
+        """The object; None if it does not exist, or the server does not know its kind."""
+        try:
+            return self.get(api_version, kind, name, namespace)
+        except ApiNotFoundError:
+            return None
+
     def find(self, manifest: Manifest) -> Document | None:
         """The object on the server, None if it does not exist. Raises `ApiNotFoundError` if the
         server does not know its kind.
@@ -181,28 +190,16 @@ class Objects(ObjectLists):
         document: Mapping[str, Any],
         *,
         namespace: str | None = None,
-        name: str = "",
-        subresource: str = "",
         dry_run: bool = False,
         retry: bool = True,
     ) -> Document:
-        """Create an object. `retry` says whether a failed request may be repeated.
-
-        With `name` and `subresource` it creates a subresource of a pod, such as an eviction.
-        """
-        api_version, kind = document["apiVersion"], document["kind"]
-        if subresource:  # POST …/pods/NAME/eviction: the path is the parent's
-            api_version, kind = "v1", "Pod"
-        metadata = document.get("metadata") or {}
-        scope = namespace or metadata.get("namespace")
+        """Create an object. `retry` says whether a failed request may be repeated."""
         request = self._request(
             "POST",
             "create",
-            api_version,
-            kind,
-            name=name,
-            namespace=scope,
-            subresource=subresource,
+            document["apiVersion"],
+            document["kind"],
+            namespace=namespace or (document.get("metadata") or {}).get("namespace"),
             query=_dry_run_query(dry_run),
         )
         return self._transport.send(

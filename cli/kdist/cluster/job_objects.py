@@ -29,7 +29,7 @@ from kdist.backends import Backend
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
 from kdist.cluster.client import ABSENT, Applied, Objects, guard, normalize, retry_on_conflict
 from kdist.cluster.transport import ApiResponse
-from kdist.errors import KdistError, NotFoundError
+from kdist.errors import KdistError
 from kdist.manifest import (
     JOB_LABEL,
     QUEUE_PREFIX,
@@ -312,11 +312,8 @@ def find_makers(cluster: Objects, backend: Backend, workload: Mapping[str, Any])
     metadata = workload["metadata"]
     owner, found = str(metadata["uid"]), {str(metadata["uid"])}
     for api_version, kind, name in backend.pod_owners(str(metadata["name"])):
-        try:
-            made = cluster.get(api_version, kind, name, metadata.get("namespace"))
-        except NotFoundError:
-            break
-        references = made["metadata"].get("ownerReferences") or []
+        made = cluster.look_up(api_version, kind, name, metadata.get("namespace")) or {}
+        references = (made.get("metadata") or {}).get("ownerReferences") or []
         if owner not in {each.get("uid") for each in references}:
             break
         owner = str(made["metadata"]["uid"])

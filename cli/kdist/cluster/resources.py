@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 from kdist.cluster.api_errors import ApiError
 from kdist.cluster.transport import ApiRequest, Transport
-from kdist.errors import KdistError
 
 # Kinds that live outside namespaces; all others are asked for in one.
 CLUSTER_SCOPED = frozenset(
@@ -88,32 +87,16 @@ _AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryL
 
 
 def kinds(transport: Transport) -> set[tuple[str, str]]:
-    """Every (API version, kind), by two requests where the server answers for all groups at once
-    (1.30), else by one each.
-    """
+    """Every (API version, kind), by two requests, each of which is answered for all groups."""
     found: set[tuple[str, str]] = set()
     for root in ("/api", "/apis"):
-        answer = _ask(transport, root, accept=f"{_AGGREGATED},application/json")
-        if "items" in answer:
-            for group in answer["items"]:
-                name = (group.get("metadata") or {}).get("name") or ""
-                for version in group.get("versions") or []:
-                    api_version = f"{name}/{version['version']}" if name else version["version"]
-                    for resource in version.get("resources") or []:
-                        if kind := (resource.get("responseKind") or {}).get("kind"):
-                            found.add((api_version, kind))
-            continue
-        versions = answer.get("versions") or [
-            version["groupVersion"]
-            for group in answer.get("groups") or []
-            for version in group.get("versions") or []
-        ]
-        for version in versions:
-            found |= {
-                (version, each["kind"])
-                for each in _list_resources(transport, f"{root}/{version}")
-                if "/" not in each["name"]
-            }
+        for group in _ask(transport, root, accept=_AGGREGATED).get("items") or []:
+            name = (group.get("metadata") or {}).get("name") or ""
+            for version in group.get("versions") or []:
+                api_version = f"{name}/{version['version']}" if name else version["version"]
+                for resource in version.get("resources") or []:
+                    if kind := (resource.get("responseKind") or {}).get("kind"):
+                        found.add((api_version, kind))
     return found
 
 
@@ -129,23 +112,5 @@ def is_served(transport: Transport, api_version: str, kind: str) -> bool:
     return any(each.get("kind") == kind for each in listed)
 
 
-def _list_resources(transport: Transport, path: str) -> list[dict[str, Any]]:
-    """What a group serves; nothing if its own server (metrics-server, say) does not answer, which
-    affects no other group.
-    """
-    try:
-        return _ask(transport, path, retry=False).get("resources") or []
-    except ApiError as error:
-        if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE):
-            raise
-        return []
-    except KdistError:  # the connection was cut
-        return _ask(transport, path).get("resources") or []
-
-
-def _ask(
-    transport: Transport, path: str, *, accept: str = "application/json", retry: bool = True
-) -> dict[str, Any]:
-    return transport.send(
-        ApiRequest("GET", path, f"get {path}", accept=accept, retry=retry)
-    ).document()
+def _ask(transport: Transport, path: str, *, accept: str = "application/json") -> dict[str, Any]:
+    return transport.send(ApiRequest("GET", path, f"get {path}", accept=accept)).document()

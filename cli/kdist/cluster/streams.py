@@ -29,28 +29,13 @@ from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
 
 
-class Terminal:
-    """Detects changes of the terminal's size."""
-
-    def __init__(self) -> None:
-        self._size: os.terminal_size | None = None
-
-    def changed_size(self) -> os.terminal_size | None:
-        """The terminal's size if it has changed since the last call, else None."""
-        size = os.get_terminal_size(0)
-        if size == self._size:
-            return None
-        self._size = size
-        return size
-
-
 @contextmanager
-def raw_terminal(wanted: bool) -> Iterator[Terminal | None]:
+def raw_terminal(wanted: bool) -> Iterator[bool]:
     """Put the terminal into raw mode until the block ends, so that keys, including Ctrl-C, are
-    read as they are typed; yields None if there is no terminal.
+    read as they are typed; yields whether there is a terminal.
     """
     if not (wanted and sys.stdin.isatty()):
-        yield None
+        yield False
         return
     import termios
     import tty
@@ -58,7 +43,7 @@ def raw_terminal(wanted: bool) -> Iterator[Terminal | None]:
     before = termios.tcgetattr(0)
     try:
         tty.setraw(0)
-        yield Terminal()
+        yield True
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)
 
@@ -319,7 +304,6 @@ class PodStreams:
         pod: str,
         argv: Sequence[str],
         *,
-        namespace: str | None = None,
         container: str = "trainer",
         stdin: bool = False,
         tty: bool = False,
@@ -334,11 +318,11 @@ class PodStreams:
         (TIMEOUT; it keeps running).
         """
         description = f"exec in pod/{pod}"
-        client = self._open_exec(pod, argv, namespace, container, stdin=stdin, tty=tty)
+        client = self._open_exec(pod, argv, container, stdin=stdin, tty=tty)
         outputs = {STDOUT: out or _writer(1), STDERR: err or _writer(2)}
         end = deadline(timeout)
-        with raw_terminal(tty) as terminal:
-            listening = stdin
+        with raw_terminal(tty) as has_terminal:
+            listening, size = stdin, os.terminal_size((0, 0))
             while client.is_open():
                 if time.monotonic() > end:
                     client.close()
@@ -346,7 +330,8 @@ class PodStreams:
                         f"{description}: `{argv[0]}` has not ended after {timeout:.0f} s",
                         code=Code.TIMEOUT,
                     )
-                if terminal is not None and (size := terminal.changed_size()):
+                if has_terminal and (now := os.get_terminal_size(0)) != size:
+                    size = now
                     new = {"Width": size.columns, "Height": size.lines}
                     client.write(RESIZE, encode_json(new).encode())
                 ready, _, _ = select.select(
@@ -368,7 +353,6 @@ class PodStreams:
         pod: str,
         argv: Sequence[str],
         *,
-        namespace: str | None = None,
         container: str = "trainer",
         timeout: float = 30.0,
         most: int = 256 << 20,
@@ -389,7 +373,6 @@ class PodStreams:
         code = self.exec(
             pod,
             argv,
-            namespace=namespace,
             container=container,
             out=collect,
             err=lambda _: None,
@@ -399,17 +382,12 @@ class PodStreams:
 
     @contextmanager
     def session(
-        self,
-        pod: str,
-        argv: Sequence[str],
-        *,
-        namespace: str | None = None,
-        container: str = "trainer",
+        self, pod: str, argv: Sequence[str], *, container: str = "trainer"
     ) -> Iterator[ExecSession]:
         """A command that runs as long as the context, or this process, lasts: then its standard
         input ends. Its stderr is dropped.
         """
-        client = self._open_exec(pod, argv, namespace, container, stdin=True, stderr=False)
+        client = self._open_exec(pod, argv, container, stdin=True, stderr=False)
         try:
             yield ExecSession(client)
         finally:
@@ -480,11 +458,11 @@ class PodStreams:
                     del ends[near]
                     other.shutdown(socket.SHUT_WR)
 
-    def check_forward(self, pod: str, port: int, *, namespace: str | None = None) -> None:
+    def check_forward(self, pod: str, port: int) -> None:
         """Raise `KdistError` where no connection can be forwarded to the pod; `forward` itself
         closes each connection silently.
         """
-        self._open_forward(pod, port, namespace).close()
+        self._open_forward(pod, port, None).close()
 
     def _open_forward(self, pod: str, port: int, namespace: str | None) -> Any:
         description = f"forward port {port} of pod/{pod}"
@@ -495,7 +473,6 @@ class PodStreams:
         self,
         pod: str,
         argv: Sequence[str],
-        namespace: str | None,
         container: str,
         *,
         stdin: bool,
@@ -507,7 +484,7 @@ class PodStreams:
         query = [("container", container), *(("command", word) for word in argv)]
         query += [(key, "true") for key, on in flags.items() if on]
         description = f"exec in pod/{pod}"
-        return Channels(self._open_websocket(pod, namespace, "exec", query, description))
+        return Channels(self._open_websocket(pod, None, "exec", query, description))
 
     def _open_websocket(
         self,

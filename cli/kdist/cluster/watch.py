@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -68,7 +68,6 @@ class ObjectLists:
         namespace: str | None = None,
         all_namespaces: bool = False,
         selector: str = "",
-        field_selector: str = "",
         metadata_only: bool = False,
     ) -> builtins.list[Document]:
         """List the objects of a kind, in the server's order; with `metadata_only` nothing but
@@ -80,7 +79,6 @@ class ObjectLists:
             kind,
             namespace=scope,
             selector=selector,
-            field_selector=field_selector,
             metadata_only=metadata_only,
         )[0]
 
@@ -91,7 +89,6 @@ class ObjectLists:
         *,
         namespace: str | None,
         selector: str = "",
-        field_selector: str = "",
         metadata_only: bool = False,
         trim: Trim = keep,
     ) -> tuple[builtins.list[Document], str]:
@@ -101,8 +98,7 @@ class ObjectLists:
         Returns:
             The objects, and the resourceVersion of the list, from which a watch continues.
         """
-        chosen = [("labelSelector", selector), ("fieldSelector", field_selector)]
-        query = [(key, value) for key, value in chosen if value]
+        query = _select(selector)
         request = ApiRequest(
             "GET",
             resources.path(api_version, kind, namespace=namespace),
@@ -148,7 +144,6 @@ class ObjectLists:
         namespace: str | None = None,
         all_namespaces: bool = False,
         selector: str = "",
-        field_selector: str = "",
         timeout: float | None = None,
         since: str = "",
     ) -> Iterator[tuple[str, Document]]:
@@ -159,7 +154,6 @@ class ObjectLists:
         connections and expired versions (410) without missing a final state.
         """
         scope = None if all_namespaces else namespace or self.namespace
-        selectors = {"labelSelector": selector, "fieldSelector": field_selector}
         end = deadline(timeout)
         version, known = since, dict[str, Document]()
         while True:
@@ -169,13 +163,12 @@ class ObjectLists:
                     kind,
                     namespace=scope,
                     selector=selector,
-                    field_selector=field_selector,
                 )
                 yield from _compare(known, listed)
             left = end - time.monotonic()
             if left <= 0:
                 return
-            request = _watch_request(api_version, kind, scope, selectors, version, left)
+            request = _watch_request(api_version, kind, scope, selector, version, left)
             try:
                 for change, document in self._events(request):
                     version = document["metadata"]["resourceVersion"]
@@ -215,9 +208,8 @@ class ObjectLists:
         shown that nothing was missed. It survives lost connections. Raises `ApiError` with status
         410 when `since` has expired: the objects must be listed again.
         """
-        selectors = {"labelSelector": selector}
         while True:
-            request = _watch_request(api_version, kind, namespace, selectors, since, math.inf)
+            request = _watch_request(api_version, kind, namespace, selector, since, math.inf)
             if metadata_only:
                 request = replace(request, accept=_METADATA)
             try:
@@ -250,6 +242,10 @@ class ObjectLists:
             yield change, document
 
 
+def _select(selector: str) -> builtins.list[tuple[str, str]]:
+    return [("labelSelector", selector)] if selector else []
+
+
 def _limit(
     request: ApiRequest, query: builtins.list[tuple[str, str]], size: int, after: str
 ) -> ApiRequest:
@@ -263,7 +259,7 @@ def _watch_request(
     api_version: str,
     kind: str,
     namespace: str | None,
-    selectors: Mapping[str, str],
+    selector: str,
     version: str,
     left: float,
 ) -> ApiRequest:
@@ -279,7 +275,7 @@ def _watch_request(
         "GET",
         resources.path(api_version, kind, namespace=namespace),
         f"watch {resources.named(api_version, kind)}",
-        [*query, *((key, value) for key, value in selectors.items() if value)],
+        [*query, *_select(selector)],
         timeout=seconds + SILENCE_SECONDS,
     )
 

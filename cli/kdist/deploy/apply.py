@@ -37,6 +37,7 @@ from kdist.manifest import (
     Manifest,
     mark,
     name_rendezvous,
+    refer_to,
 )
 from kdist.status import ASKED, ExitRecord
 from kdist_trainer.formats import REQUESTED_AT
@@ -48,28 +49,6 @@ if TYPE_CHECKING:
 
 
 _KEY_BYTES: Final = 32
-
-
-def provide_key(objects: JobObjects, plan: Plan, made: Manifest, applied: Applied) -> Applied:
-    """Create the key once the job's own ConfigMap, its owner, exists; returns the result of that
-    one, with a warning if there is no right to create the key.
-
-    Args:
-        objects: what creates the job's objects.
-        plan: the job.
-        made: an object of the job.
-        applied: the result of applying it.
-    """
-    if (made.kind, made.name) != ("ConfigMap", plan.job.metadata.name):
-        return applied
-    owner = {
-        "apiVersion": "v1",
-        "kind": made.kind,
-        "name": made.name,
-        "uid": applied.document["metadata"]["uid"],
-    }
-    warning = create_key(objects, plan.job, plan.placement, owner)
-    return replace(applied, warnings=(*applied.warnings, warning)) if warning else applied
 
 
 def create_key(
@@ -167,7 +146,13 @@ def send(
         for each in _apply(cluster, plan, dry_run=False, force=force):
             if each.applied.verb == "created":
                 created.append(each)
-            applied = provide_key(_objects(cluster, plan), plan, each.manifest, each.applied)
+            applied = each.applied
+            # the key's owner is the job's own ConfigMap
+            if (each.manifest.kind, each.manifest.name) == ("ConfigMap", plan.job.metadata.name):
+                owner = refer_to(applied.document)
+                warning = create_key(_objects(cluster, plan), plan.job, plan.placement, owner)
+                more = (warning,) if warning else ()
+                applied = replace(applied, warnings=(*applied.warnings, *more))
             yield each._replace(applied=applied)
         if plan.workload is not None:
             backend = plan.placement.backend
@@ -239,11 +224,8 @@ def find_result(cluster: Cluster, owner: JobOwner) -> ExitRecord | None:
     """How a job's run has ended, as its agents have stored it in the rendezvous, which is the job's
     own; None if it has not, or if they store it elsewhere.
     """
-    try:
-        found = cluster.get("v1", "ConfigMap", name_rendezvous(owner.name), owner.namespace)
-    except NotFoundError:
-        return None
-    if not owner.owns(found, "ConfigMap"):
+    found = cluster.look_up("v1", "ConfigMap", name_rendezvous(owner.name), owner.namespace)
+    if found is None or not owner.owns(found, "ConfigMap"):
         return None
     for key, value in (found.get("binaryData") or {}).items():
         if key.endswith(_RESULT_KEY_SUFFIX):
@@ -337,9 +319,7 @@ def keep_runtime(cluster: Cluster, name: str, manifests: Iterable[Manifest]) -> 
     TrainJob whose runtime is deleted first, as a foreground deletion does, would never go away.
     """
     for runtime in (each for each in manifests if each.kind == RUNTIME):
-        try:
-            cluster.get(runtime.api_version, runtime.kind, runtime.name)
-        except NotFoundError:
+        if cluster.look_up(runtime.api_version, runtime.kind, runtime.name) is None:
             objects_of(cluster, name).apply(runtime)
 
 

@@ -30,6 +30,7 @@ from kdist.manifest import (
     Manifest,
     find_owner,
     job_selector,
+    refer_to,
     sort,
 )
 from kdist.status import BACKEND
@@ -56,12 +57,7 @@ def adopt(cluster: Cluster, name: str, workload: Mapping[str, Any]) -> list[str]
     """Make the workload the owner of the job's dependent objects; returns the titles of those for
     which the permission is missing.
     """
-    wanted = {
-        "apiVersion": workload["apiVersion"],
-        "kind": workload["kind"],
-        "name": name,
-        "uid": workload["metadata"]["uid"],
-    }
+    wanted = refer_to(workload)
     found = [each for each in _find(cluster, name) if wanted not in _references(each.document)]
     return _change(cluster, name, found, lambda others: [*others, wanted])
 
@@ -216,7 +212,8 @@ def find_objects(cluster: Cluster, name: str) -> tuple[list[Manifest], list[Mani
     Returns:
         The job's objects and the foreign ones, both in the order of deletion.
     """
-    own = _find_backend(cluster, name)
+    backend = annotation(cluster.look_up("v1", "ConfigMap", name), BACKEND)
+    own = backends.get(backend).kind if backend in backends.NAMES else ""
     with ThreadPoolExecutor(8) as pool:
         found = pool.map(
             lambda kind: list(_find_kind(cluster, kind[0], kind[1], name, own)),
@@ -264,15 +261,6 @@ def _find_kind(
         except ApiError as error:
             if error.status != 403:
                 raise
-
-
-def _find_backend(cluster: Cluster, name: str) -> str:
-    """The kind of the job's workload; empty if its ConfigMap does not contain it."""
-    try:
-        found = annotation(cluster.get("v1", "ConfigMap", name), BACKEND)
-    except NotFoundError:
-        return ""
-    return backends.get(found).kind if found in backends.NAMES else ""
 
 
 def split(objects: Iterable[Manifest]) -> tuple[list[Manifest], list[Manifest]]:

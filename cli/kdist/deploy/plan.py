@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kdist import backends, rbac, render
 from kdist.backends import Placement
 from kdist.deploy.live_workload import find_live_workload, is_new, select_workload
-from kdist.errors import KdistError, NotFoundError
+from kdist.errors import KdistError
 from kdist.load.folder import CodeFolder, find_code
 from kdist.manifest import JobOwner, Manifest
 from kdist.rbac import Right
@@ -85,7 +85,14 @@ def make_plan(
         KdistError: the job cannot be applied as it is.
     """
     job = job.with_replicas()
-    _check_suspend(job)
+    if job.spec.suspend and job.spec.queue is not None:  # whose workload Kueue starts by itself
+        name = job.metadata.name
+        raise KdistError(
+            f"{name} has spec.suspend: true and is in queue {job.spec.queue}, but Kueue starts "
+            "what is in its queues",
+            hint="leave out suspend; once the job exists, `kdist suspend` takes back its quota",
+            next_command=f"kdist suspend {name}",
+        )
     folder = find_code(job, base)
     code = None if folder is None else folder.read()
     if cluster is None:
@@ -113,7 +120,14 @@ def make_plan(
         *_describe_state(cluster, job.metadata.name, state, decided),
     ]
     rendered = render.render(job, placement)
-    manifests = [_keep(each, backend, workload) for each in rendered]
+    kind = backends.get(backend)
+    own = (kind.api_version, kind.kind)
+    manifests = [
+        each  # else with the immutable fields that follow from its first number of nodes
+        if workload is None or (each.api_version, each.kind) != own
+        else replace(each, document=kind.keep(each.document, workload))
+        for each in rendered
+    ]
     pods = select_workload(rendered, backend)
     # a finished workload stays for inspection until a restart creates it again
     if state is not None and state.finished:
@@ -160,21 +174,12 @@ def _choose_run(cluster: Cluster, job: TrainingJob, decided: dict[str, str]) -> 
     return current or secrets.token_hex(4)
 
 
-def _keep(manifest: Manifest, backend: str, workload: dict[str, Any] | None) -> Manifest:
-    """The workload, with the immutable fields of the existing one that follow from its first number
-    of nodes.
-    """
-    kind = backends.get(backend)
-    if workload is None or (manifest.api_version, manifest.kind) != (kind.api_version, kind.kind):
-        return manifest
-    return replace(manifest, document=kind.keep(manifest.document, workload))
-
-
 def _find_placed(
     cluster: Cluster, job: TrainingJob, config_map: dict[str, Any] | None
 ) -> tuple[dict[str, str], str, dict[str, Any] | None]:
     """What was chosen for the job before, its workload kind, and its workload. Raises `KdistError`
-    if the kind is another one than the job asks for.
+    if the kind is another one than the job asks for, `ForeignError` for a workload of this name
+    that has another owner.
     """
     name = job.metadata.name
     live = find_live_workload(cluster, name) if config_map is None else None
@@ -186,21 +191,14 @@ def _find_placed(
     backend = choose_backend(cluster, job, decided)
     if live is not None:
         return decided, backend, live.document
-    return decided, backend, None if config_map is None else _find_workload(cluster, backend, name)
-
-
-def _find_workload(cluster: Cluster, backend: str, name: str) -> dict[str, Any] | None:
-    """The job's workload on the cluster, or None. Raises `ForeignError` for a workload of this name
-    that has another owner.
-    """
+    if config_map is None:
+        return decided, backend, None
     kind = backends.get(backend)
-    try:
-        found = cluster.get(kind.api_version, kind.kind, name)
-    except NotFoundError:
-        return None
-    owner = JobOwner(cluster.namespace, name, backend=backend)
-    owner.check(found, api_version=kind.api_version, kind=kind.kind)
-    return found
+    found = cluster.look_up(kind.api_version, kind.kind, name)
+    if found is not None:
+        owner = JobOwner(cluster.namespace, name, backend=backend)
+        owner.check(found, api_version=kind.api_version, kind=kind.kind)
+    return decided, backend, found
 
 
 def _is_suspended(job: TrainingJob, backend: str, state: WorkloadState | None) -> bool:
@@ -212,18 +210,6 @@ def _is_suspended(job: TrainingJob, backend: str, state: WorkloadState | None) -
     if state is None:
         return job.spec.queue is not None and not backends.get(backend).keeps_alive
     return state.suspended or (state.finished is not None and backends.get(backend).keeps_alive)
-
-
-def _check_suspend(job: TrainingJob) -> None:
-    """Raise `KdistError` for a suspended job in a queue, whose workload Kueue starts by itself."""
-    if job.spec.suspend and job.spec.queue is not None:
-        name = job.metadata.name
-        raise KdistError(
-            f"{name} has spec.suspend: true and is in queue {job.spec.queue}, but Kueue starts "
-            "what is in its queues",
-            hint="leave out suspend; once the job exists, `kdist suspend` takes back its quota",
-            next_command=f"kdist suspend {name}",
-        )
 
 
 def _check_restart(job: TrainingJob, config_map: dict[str, Any]) -> None:
@@ -272,11 +258,9 @@ def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:
     """The job's ConfigMap, or None. Raises `ForeignError` for a ConfigMap of this name that has
     another owner.
     """
-    try:
-        found = cluster.get("v1", "ConfigMap", name)
-    except NotFoundError:
-        return None
-    JobOwner(cluster.namespace, name).check(found, api_version="v1", kind="ConfigMap")
+    found = cluster.look_up("v1", "ConfigMap", name)
+    if found is not None:
+        JobOwner(cluster.namespace, name).check(found, api_version="v1", kind="ConfigMap")
     return found
 
 

@@ -25,7 +25,7 @@ from kdist.deploy.plan import (
     objects_of,
     refuse_direct,
 )
-from kdist.errors import KdistError, NotFoundError
+from kdist.errors import KdistError
 from kdist.load.folder import CodeFolder, find_code
 from kdist.manifest import (
     CODE_LABEL,
@@ -37,6 +37,7 @@ from kdist.manifest import (
     find_owner,
     job_selector,
     mark,
+    refer_to,
 )
 from kdist.spec import CodeFile, CodeSource, TrainingJob
 from kdist.status import BACKEND, find_owning_resource
@@ -63,23 +64,14 @@ def uses_resource(cluster: Cluster, name: str, *, direct: bool) -> bool:
     named = Manifest({"apiVersion": api_version, "kind": kind, "metadata": {"name": name}})
     served = not direct and cluster.serves(*TRAINING_JOB)
     if served and not rbac.find_missing(cluster, rbac.to_send([named])):
-        if _is_applied_directly(cluster, name):
+        # what belongs to somebody else is found when the TrainingJob is sent
+        found = cluster.look_up("v1", "ConfigMap", name) or {}
+        if find_owner(found, "ConfigMap") == name and find_owning_resource(found) is None:
             raise _refuse_resource(cluster, name)
         return True
     if (served or direct) and find_resource(cluster, name) is not None:
         raise refuse_direct(cluster, name)
     return False
-
-
-def _is_applied_directly(cluster: Cluster, name: str) -> bool:
-    """Whether there is a job of this name without a TrainingJob. What belongs to somebody else is
-    found when the TrainingJob is sent.
-    """
-    try:
-        found = cluster.get("v1", "ConfigMap", name)
-    except NotFoundError:
-        return False
-    return find_owner(found, "ConfigMap") == name and find_owning_resource(found) is None
 
 
 def _refuse_resource(cluster: Cluster, name: str) -> KdistError:
@@ -208,7 +200,7 @@ def _make_code(
     }
     metadata["annotations"] = {OWNER: mark(name, "ConfigMap", metadata["name"])}
     if before is not None:
-        metadata["ownerReferences"] = [_refer_to(before)]
+        metadata["ownerReferences"] = [refer_to(before)]
     document: Document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
     document["immutable"] = True
     for field, found in (("data", packed["data"]), ("binaryData", packed["binary"])):
@@ -216,18 +208,6 @@ def _make_code(
             document[field] = {keys[key]: value for key, value in found.items()}
     given: Document = {"config_map": metadata["name"], **({"items": items} if items else {})}
     return Manifest(document), CodeSource(**given)
-
-
-def _refer_to(resource: Document) -> Document:
-    """The owner reference by which an object is deleted with its TrainingJob."""
-    api_version, kind = TRAINING_JOB
-    metadata = resource["metadata"]
-    return {
-        "apiVersion": api_version,
-        "kind": kind,
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-    }
 
 
 def send_resource(
@@ -273,7 +253,7 @@ def send_resource(
             raise undo(objects, created, error) from error
         raise
     if plan.code is not None and plan.before is None:
-        body = {"metadata": {"ownerReferences": [_refer_to(result.applied.document)]}}
+        body = {"metadata": {"ownerReferences": [refer_to(result.applied.document)]}}
         objects.change("v1", "ConfigMap", plan.code.name, body)
 
 

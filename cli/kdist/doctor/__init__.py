@@ -6,7 +6,8 @@ Nothing is changed: checks only read, or use a server-side dry run. Checks of a 
 to `kdist.diagnose`.
 """
 
-from kdist.doctor.examine import check_cluster, check_machine
+from kdist.doctor.examine import check_cluster
 from kdist.doctor.finding import Finding, Severity
+from kdist.doctor.local_checks import check as check_machine
 
 __all__ = ["Finding", "Severity", "check_cluster", "check_machine"]

@@ -16,7 +16,7 @@ from kdist.doctor.finding import Finding, missing, note, ok, unknown
 from kdist.errors import Code
 from kdist.manifest import TRAINING_JOB, group_kind
 from kdist.rbac import Right
-from kdist.status import CONTROLLER_FIX, read_resource
+from kdist.status import CONTROLLER_FIX, documents, read_resource
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -293,7 +293,8 @@ def check_nodes(cluster: Cluster) -> Iterator[Finding]:
     ready = [
         node
         for node in nodes
-        if _is_ready(node) and not (node.get("spec") or {}).get("unschedulable")
+        if documents.text(documents.condition(node, "Ready"), "status") == "True"
+        and not documents.at(node, "spec", "unschedulable")
     ]
     if not ready:
         yield missing("nodes", f"none of {len(nodes)} is ready for pods", "kubectl get nodes")
@@ -377,11 +378,6 @@ def check_dns(cluster: Cluster) -> Iterator[Finding]:
         )
     else:
         yield unknown("DNS", "there is no kube-dns; the cluster may use another DNS server")
-
-
-def _is_ready(node: dict[str, Any]) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
 
 
 def check_training_jobs(cluster: Cluster) -> Iterator[Finding]:

@@ -44,6 +44,7 @@ def command(
       0 nothing required is missing   1 something is missing
     """
     from kdist import doctor
+    from kdist.doctor.finding import missing, note
 
     found: list[Finding] = []
     _print_title("this machine", output)
@@ -57,7 +58,10 @@ def command(
                 timeout=_TIMEOUT if timeout is None else timeout,
             )
         except KdistError as error:
-            found += _collect([_no_cluster(error, namespace, context)], output)
+            place = options.find_place(click.get_current_context(), namespace, context)
+            none = note("cluster", "no kubeconfig: local runs only")
+            failed = missing("cluster", str(error), error.hint)
+            found += _collect([failed if place.has_cluster() else none], output)
         else:
             found += _collect(doctor.check_cluster(cluster), output)
     missing_findings = [each for each in found if each.mark is doctor.Severity.MISSING]
@@ -72,32 +76,17 @@ def command(
     return Code.ERROR if missing_findings else Code.OK
 
 
-def _no_cluster(error: KdistError, namespace: str | None, context: str | None) -> Finding:
-    """The finding for a cluster that cannot be used; no failure if none is configured."""
-    from kdist.doctor.finding import missing, note
-
-    if not options.find_place(click.get_current_context(), namespace, context).has_cluster():
-        return note("cluster", "no kubeconfig: local runs only")
-    return missing("cluster", str(error), error.hint)
-
-
 def _collect(findings: Iterable[Finding], output: str) -> Iterator[Finding]:
     """Yield the findings; in table output, print each as it arrives."""
     for each in findings:
         if output == "table":
-            _show(each)
+            sign = console.style(each.mark.sign, _COLORS[each.mark])
+            console.paragraph(f"{each.name}: {each.detail}", start=f"  {sign} ")
+            if each.fix and each.mark.value != "ok":
+                console.paragraph(each.fix, start="      fix: ")
         yield each
 
 
 def _print_title(title: str, output: str) -> None:
     if output == "table":
         console.result(console.style(title, bold=True))
-
-
-def _show(finding: Finding) -> None:
-    console.paragraph(
-        f"{finding.name}: {finding.detail}",
-        start=f"  {console.style(finding.mark.sign, _COLORS[finding.mark])} ",
-    )
-    if finding.fix and finding.mark.value != "ok":
-        console.paragraph(finding.fix, start="      fix: ")

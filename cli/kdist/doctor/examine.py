@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from kdist.doctor import cluster_checks, local_checks
+from kdist.doctor import cluster_checks
 from kdist.doctor.finding import Finding, missing, unknown
 from kdist.errors import KdistError
 
@@ -46,11 +46,6 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
         futures = [pool.submit(_run, name, check, cluster) for name, check in CHECKS]
         for future in futures:
             yield from future.result()
-
-
-def check_machine() -> Iterator[Finding]:
-    """Check what `kdist run` needs on this machine."""
-    return local_checks.check()
 
 
 def _run(name: str, check: Check, cluster: Cluster) -> list[Finding]:

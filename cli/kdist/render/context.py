@@ -283,7 +283,15 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
             toleration.model_dump(by_alias=True, exclude_none=True)
             for toleration in job.spec.tolerations
         ],
-        "mounts": list(_mounts(job)),
+        "mounts": [
+            {
+                "name": f"data-{index}",
+                "claim": None if data.claim is None else TracedValue(data.claim, "spec.data"),
+                "path": TracedValue(data.mount_path, "spec.data"),
+                "argument": literal(data.mount_path),
+            }
+            for index, data in enumerate(job.spec.data)
+        ],
         "init_mount": INIT_MOUNT,
         "fetches_init": any(source.is_weights for source in list_sources(job.spec)),
         "fetches": list_fetches(job, literal=literal, storage=storage),
@@ -307,16 +315,6 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
 def literal(text: str) -> str:
     """Escape `text` so that Kubernetes passes it unchanged, without expanding `$(NAME)`."""
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
-
-
-def _mounts(job: TrainingJob) -> Iterator[dict[str, Any]]:
-    for index, data in enumerate(job.spec.data):
-        yield {
-            "name": f"data-{index}",
-            "claim": None if data.claim is None else TracedValue(data.claim, "spec.data"),
-            "path": TracedValue(data.mount_path, "spec.data"),
-            "argument": literal(data.mount_path),
-        }
 
 
 def _variables(job: TrainingJob) -> Iterator[dict[str, Any]]:

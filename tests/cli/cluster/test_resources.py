@@ -50,18 +50,3 @@ def test_kinds_are_read_from_the_answer_for_all_groups_at_once(
     api = serve(answer)
     assert connect(api.url).kinds() == {("v1", "Pod"), ("batch/v1", "Job")}
     assert len(api.asked) == 2
-
-
-def test_an_older_server_is_asked_group_by_group(serve: Serve, connect: Connect) -> None:
-    documents = {
-        "/api": {"kind": "APIVersions", "versions": ["v1"]},
-        "/api/v1": {
-            "resources": [{"name": "pods", "kind": "Pod"}, {"name": "pods/log", "kind": "Pod"}]
-        },
-        "/apis": {"kind": "APIGroupList", "groups": [{"versions": [{"groupVersion": "batch/v1"}]}]},
-        "/apis/batch/v1": {
-            "resources": [{"name": "jobs", "kind": "Job"}, {"name": "jobs/status", "kind": "Job"}]
-        },
-    }
-    api = serve(lambda asked: Reply(document=documents[asked.path]))
-    assert connect(api.url).kinds() == {("v1", "Pod"), ("batch/v1", "Job")}

@@ -33,6 +33,7 @@ _LOST_TIMEOUT = 1.0  # seconds for a response of a pod whose node is not ready
 _TOTAL_TIMEOUT = 20.0  # seconds for all agents
 _MAX_TUNNELS = 4  # agents that one poll tries over a forwarded port, which costs more
 _SAMPLE_THREADS = 16
+_ATTEMPT_SECONDS = 2.0  # between two attempts to find a pod
 _STATUS_THREADS = 32
 
 
@@ -81,20 +82,11 @@ def explain_silence(target: AppliedJob) -> KdistError:
         rbac.require_one_of(target.cluster, *RIGHTS)
     return KdistError(
         f"no agent of {target.name} answers",
-        hint=describe_lack(target.cluster, running) if running else "",
+        hint=_describe_lack(target.cluster, running, _find_missing(target.cluster))
+        if running
+        else "",
         next_command=target.command("status"),
     )
-
-
-def describe_lack(cluster: Cluster, silent: int) -> str:
-    """A sentence about the rights that would reach agents which do not answer, and the role that
-    has them; empty if the user has them all.
-
-    Args:
-        cluster: the cluster.
-        silent: how many agents do not answer.
-    """
-    return _describe_lack(cluster, silent, _find_missing(cluster))
 
 
 def _find_missing(cluster: Cluster) -> list[Right]:
@@ -102,7 +94,15 @@ def _find_missing(cluster: Cluster) -> list[Right]:
 
 
 def _describe_lack(cluster: Cluster, silent: int, missing: Sequence[Right]) -> str:
-    if not missing:
+    """A sentence about the rights that would reach agents which do not answer, and the role that
+    has them; empty if the user has them all.
+
+    Args:
+        cluster: the cluster.
+        silent: how many agents do not answer.
+        missing: the rights that the user lacks.
+    """
+    if not missing or not silent:
         return ""
     names = [str(right) for right in missing]
     proxied = any(right.subresource == "proxy" for right in missing)
@@ -150,21 +150,13 @@ def choose_pod(target: AppliedJob, *, rank: int | None = None, pod: str = "") ->
     return next(one for one in running if one.name == holder)
 
 
-def is_running(target: AppliedJob, pod: str) -> bool:
-    """Whether the pod of this name is one of the job's, and runs."""
-    return any(one.name == pod and one.running for one in target.pods())
-
-
-def wait_for_pod(
-    target: AppliedJob, *, rank: int | None = None, pod: str = "", interval: float = 2.0
-) -> Pod:
+def wait_for_pod(target: AppliedJob, *, rank: int | None = None, pod: str = "") -> Pod:
     """Wait until there is a pod that `choose_pod` selects, however long that takes.
 
     Args:
         target: the job.
         rank: as in `choose_pod`.
         pod: as in `choose_pod`.
-        interval: seconds between two attempts.
 
     Raises:
         KdistError: the job has finished or is suspended.
@@ -180,7 +172,7 @@ def wait_for_pod(
         try:
             return choose_pod(target, rank=rank, pod=pod)
         except KdistError:
-            time.sleep(interval)
+            time.sleep(_ATTEMPT_SECONDS)
 
 
 def _no_pod(target: AppliedJob, what: str, pods: Sequence[Pod]) -> NotFoundError:
@@ -267,11 +259,9 @@ class Agents:
         """A sentence about the rights that would reach those that did not answer the last poll;
         empty if the user has them all.
         """
-        if not self.unanswered:
-            return ""
-        if self._missing is None:
+        if self._missing is None and self.unanswered:
             self._missing = _find_missing(self._cluster)
-        return _describe_lack(self._cluster, self.unanswered, self._missing)
+        return _describe_lack(self._cluster, self.unanswered, self._missing or [])
 
     def _client(self, pod: str, timeout: float) -> AgentClient:
         if pod in self._tunnels:

@@ -19,7 +19,7 @@ from kdist.job.job import Change
 from kdist.manifest import NODES_ANNOTATION, TRAINING_JOB, Manifest
 from kdist.rbac import Right
 from kdist.status import ASKED, STARTED, Pod, WorkloadState, documents, read_resource
-from kdist.status.documents import annotation, integer
+from kdist.status.documents import annotation
 from kdist.status.pods import describe_saved
 
 _DELETE_TIMEOUT = 120.0
@@ -112,7 +112,7 @@ class DirectChanges:
             return
         if not dry_run and target.backend.keeps_alive:
             wait.wait_until(
-                lambda: True if _is_renewed(target.workload()) else None,
+                lambda: True if deploy.is_renewed(target.workload()) else None,
                 timeout=_RENEWAL_SECONDS,
                 what=f"the controller of {target.name} to notice that it has no pods",
                 notify=lambda _: None,
@@ -289,15 +289,6 @@ def _wait_for_objects(target: AppliedJob, restarted_at: str) -> AppliedJob:
         notify=target.dialog.notify,
         next_command=target.command("status"),
     )
-
-
-def _is_renewed(workload: Mapping[str, Any]) -> bool:
-    """Whether a StatefulSet without pods will make the next ones from its newest template, as its
-    status says.
-    """
-    status = workload.get("status") or {}
-    seen = integer(status, "observedGeneration"), integer(workload, "metadata", "generation")
-    return status.get("currentRevision") == status.get("updateRevision") and seen[0] == seen[1]
 
 
 def _announce_bounds(wanted: AppliedJob, pods: list[Pod]) -> None:

@@ -27,6 +27,7 @@ from kdist.job.cluster import applied, wait
 from kdist.job.cluster.applied import AppliedJob
 from kdist.job.job import Notify
 from kdist.manifest import MANAGED_BY, OWNER, Manifest, mark
+from kdist.render import find_pods
 from kdist.spec.validators import CHECKPOINTS_MOUNT
 from kdist.status.documents import at, items, text
 from kdist.status.pods import CONFIG_FAILURES, PULL_FAILURES
@@ -117,7 +118,7 @@ def _find_live(target: AppliedJob) -> list[Manifest]:
     """
     try:
         found = target.workload()
-        if not any(pod_specs(found)):  # a TrainJob's are in its runtime
+        if not any(find_pods(found)):  # a TrainJob's are in its runtime
             version = target.backend.api_version
             found = target.cluster.get(version, RUNTIME, target.name)
             target.owner.check(found, api_version=version, kind=RUNTIME)
@@ -208,15 +209,29 @@ def build_helper_pod(
         read_only: whether it mounts the checkpoints read-only.
         memory: request and limit of its memory.
     """
-    pod = next((found for one in manifests for found in pod_specs(one.document)), {})
+    specs = (pod["spec"] for each in manifests for pod in find_pods(each.document))
+    pod: Mapping[str, Any] = next(specs, {})
     trainer = next(
         (one for one in items(pod, "containers") if one.get("name") == target.backend.container), {}
     )
     volumes, mounts = _find_volumes(target, pod, trainer, read_only=read_only)
-    container = _make_container(trainer, command, mounts, memory=memory)
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": trainer.get("image"),
+        "imagePullPolicy": trainer.get("imagePullPolicy", "IfNotPresent"),
+        "command": list(command),
+        "env": [
+            {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108 - in the pod
+        ],
+        "resources": {name: {"cpu": "200m", "memory": memory} for name in ("requests", "limits")},
+        "securityContext": trainer.get("securityContext", {}),
+        "volumeMounts": mounts,
+    }
     spec = {key: pod[key] for key in _COPIED_FIELDS if key in pod}
     if target.uses_bucket:
-        container["env"] += _find_store_variables(trainer)
+        variables = items(trainer, "env")
+        container["env"] += [one for one in variables if _STORE_VARIABLES.match(text(one, "name"))]
         spec["serviceAccountName"] = pod.get("serviceAccountName")
     # a volume may be mounted by its cloud identity
     if (account := pod.get("serviceAccountName")) not in (None, target.name):
@@ -267,42 +282,6 @@ def _find_volumes(
     return volumes, mounts
 
 
-def _make_container(
-    trainer: Mapping[str, Any], command: Sequence[str], mounts: list[Any], *, memory: str
-) -> dict[str, Any]:
-    """The helper pod's container, with the image and the rights of the training's container."""
-    return {
-        "name": CONTAINER,
-        "image": trainer.get("image"),
-        "imagePullPolicy": trainer.get("imagePullPolicy", "IfNotPresent"),
-        "command": list(command),
-        "env": [
-            {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
-            {"name": "HOME", "value": "/tmp"},  # noqa: S108 - in the pod
-        ],
-        "resources": {name: {"cpu": "200m", "memory": memory} for name in ("requests", "limits")},
-        "securityContext": trainer.get("securityContext", {}),
-        "volumeMounts": mounts,
-    }
-
-
-def _find_store_variables(trainer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The variables of the training's container by which a bucket is reached."""
-    return [one for one in items(trainer, "env") if _STORE_VARIABLES.match(text(one, "name"))]
-
-
-def pod_specs(document: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield every pod spec in a document, at any depth."""
-    if isinstance(document, Mapping):
-        if isinstance(document.get("containers"), list):
-            yield document
-        for value in document.values():
-            yield from pod_specs(value)
-    elif isinstance(document, list):
-        for value in document:
-            yield from pod_specs(value)
-
-
 MODULE = "kdist_trainer.checkpoint"
 
 
@@ -325,12 +304,16 @@ def run_tool(target: AppliedJob, action: str, *arguments: str, notify: Notify) -
     command = ["python", "-m", MODULE, action, target.checkpoints, *arguments]
     running = next((pod for pod in target.pods() if pod.running and not pod.deleting), None)
     if running is not None and action != "aside":
-        code, output = target.cluster.run(
+        code, answer = target.cluster.run(
             running.name, command, container=running.container, timeout=TOOL_TIMEOUT
         )
-        return read_answer(output.decode(errors="replace"), code, running.name)
+        return read_answer(answer.decode(errors="replace"), code, running.name)
     notify(f"no pod of {target.name} runs: starting a helper pod")
-    return _run_in_helper_pod(target, command, read_only=action != "aside")
+    with helper_pod(target, command, read_only=action != "aside") as name:
+        phase = wait_for_phase(target, name, ("Succeeded", "Failed"))
+        # the answer is the last document of the log, whatever the image prints before it
+        output = deque(target.cluster.logs(name, container=CONTAINER), _LAST_LINES)
+        return read_answer("\n".join(output), 0 if phase == "Succeeded" else 1, name)
 
 
 def has_checkpoints(target: AppliedJob) -> bool:
@@ -346,16 +329,6 @@ def check_has_checkpoints(target: AppliedJob) -> None:
             f"{target.name} has no checkpoints in the cluster",
             next_command="kdist explain spec.checkpoints",
         )
-
-
-def _run_in_helper_pod(
-    target: AppliedJob, command: Sequence[str], *, read_only: bool
-) -> dict[str, Any]:
-    with helper_pod(target, command, read_only=read_only) as name:
-        phase = wait_for_phase(target, name, ("Succeeded", "Failed"))
-        # the answer is the last document of the log, whatever the image prints before it
-        output = "\n".join(deque(target.cluster.logs(name, container=CONTAINER), _LAST_LINES))
-        return read_answer(output, 0 if phase == "Succeeded" else 1, name)
 
 
 def read_answer(output: str, code: int, pod: str) -> dict[str, Any]:

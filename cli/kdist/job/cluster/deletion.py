@@ -20,7 +20,7 @@ from kdist.cluster import (
     list_resources,
 )
 from kdist.deploy import delete
-from kdist.errors import JobNotFoundError, KdistError, NotFoundError
+from kdist.errors import JobNotFoundError, KdistError
 from kdist.job.cluster import wait
 from kdist.job.cluster.snapshot import or_empty
 from kdist.job.cluster.suspend import SPARE_SECONDS
@@ -76,7 +76,8 @@ class _Plan:
         if resource is not None:
             objects = [resource, *objects]
         claims = [] if chosen.purge else [each for each in objects if each.kind == CLAIM]
-        kept = [each for each in claims if not _goes(each)]
+        reclaimed = "metadata", "annotations", RECLAIM_POLICY
+        kept = [each for each in claims if text(each.document, *reclaimed) != "Delete"]
         selector = job_selector(job.name)
         pods = or_empty(lambda: job.cluster.list("v1", "Pod", selector=selector))
         strays = [pod for pod in pods if not items(pod, "metadata", "ownerReferences")]
@@ -192,18 +193,10 @@ def _find_makers(cluster: Cluster, document: Document) -> frozenset[str]:
     if backend not in backends.NAMES:
         return frozenset()
     kind = backends.get(backend)
-    try:
-        workload = cluster.get(kind.api_version, kind.kind, name)
-    except NotFoundError:
-        return frozenset()
-    if not JobOwner(cluster.namespace, name, uid=uid).owns(workload, kind.kind):
+    workload = cluster.look_up(kind.api_version, kind.kind, name)
+    if workload is None or not JobOwner(cluster.namespace, name, uid=uid).owns(workload, kind.kind):
         return frozenset()
     return find_makers(cluster, kind, workload)
-
-
-def _goes(claim: Manifest) -> bool:
-    """Whether a claim is deleted with its job, as `checkpoints.reclaimPolicy: Delete` asks for."""
-    return text(claim.document, "metadata", "annotations", RECLAIM_POLICY) == "Delete"
 
 
 def delete_job(job: ClusterJob, chosen: DeleteOptions, kept: list[str]) -> Iterator[str]:

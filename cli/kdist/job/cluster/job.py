@@ -175,10 +175,10 @@ class ClusterJob:
                     bound.append((stack.enter_context(opened), remote))
                     yield Forward(bound[-1][0], chosen, remote)
                 ports = bound
-                while agents.is_running(target, chosen):
+                while any(pod.name == chosen and pod.running for pod in target.pods()):
                     time.sleep(_POLL_SECONDS)
             self.dialog.notify(f"pod {chosen} is gone; waiting for its replacement")
-            agents.wait_for_pod(target, rank=rank, pod=pod, interval=_POLL_SECONDS)
+            agents.wait_for_pod(target, rank=rank, pod=pod)
 
 
 def _identify(event: Mapping[str, Any]) -> tuple[str, str]:

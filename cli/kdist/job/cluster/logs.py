@@ -154,7 +154,11 @@ def read(
     chosen = _choose(snapshot.status.pods, request)
     pods = [pod for pod in chosen if _has_log(pod, request)]
     if not pods:
-        raise _no_logs(snapshot, request)
+        if request.previous:
+            raise NotFoundError(f"{snapshot.name}: no container has been restarted")
+        cause = diagnose(snapshot)
+        what = f"{snapshot.name}: there is nothing to read yet: {cause.sentence}"
+        raise NotFoundError(what, next_command=next(iter(cause.commands), ""))
     if len(pods) > MOST_STREAMS:
         notify(
             f"the first {MOST_STREAMS} of {len(pods)} pods are shown; choose others with "
@@ -178,19 +182,6 @@ def _check_container(snapshot: Snapshot, name: str | None) -> None:
             f"the pods of {snapshot.name} have no container `{name}`",
             hint=f"their containers: {', '.join(dict.fromkeys(names))}",
         )
-
-
-def _no_logs(snapshot: Snapshot, request: LogSelection) -> KdistError:
-    cause = diagnose(snapshot)
-    what = (
-        "no container has been restarted"
-        if request.previous
-        else f"there is nothing to read yet: {cause.sentence}"
-    )
-    return NotFoundError(
-        f"{snapshot.name}: {what}",
-        next_command=cause.commands[0] if cause.commands and not request.previous else "",
-    )
 
 
 def has_started(pod: Pod) -> bool:
@@ -491,7 +482,10 @@ def select(job: ClusterJob, chosen: LogSelection) -> Iterator[LogLine | JobStatu
         return
     snapshot = fetch_snapshot(job.cluster, job.name)
     is_plain = not (chosen.previous or chosen.container) and chosen.since is None
-    if is_plain and chosen.rank != FAILED and _has_only_kept_log(job, snapshot):
+    status = snapshot.status
+    is_over = status.phase.terminal or status.phase is Phase.SUSPENDED
+    has_none = is_over and not status.pods  # and gets none for now
+    if is_plain and chosen.rank != FAILED and has_none and are_kept(job.applied):
         job.dialog.notify(
             f"no pod of {job.name} is left: showing the log kept next to its checkpoints"
         )
@@ -510,13 +504,6 @@ def _filter_ranks(chosen: LogSelection, snapshot: Snapshot) -> RankFilter:
         known.setdefault(rank.pod, []).append(rank.rank)
     why = f"kdist why {snapshot.name} -n {snapshot.namespace}"
     return RankFilter(chosen.find_ranks(snapshot.status, why=why), known)
-
-
-def _has_only_kept_log(job: ClusterJob, snapshot: Snapshot) -> bool:
-    """Whether the job has no pods any more, gets none for now, and keeps its log."""
-    status = snapshot.status
-    is_over = status.phase.terminal or status.phase is Phase.SUSPENDED
-    return not status.pods and is_over and are_kept(job.applied)
 
 
 def _select_kept(job: ClusterJob, chosen: LogSelection) -> Iterator[Entry]:

@@ -19,7 +19,6 @@ from kdist import deploy
 from kdist.backends import RUNTIME
 from kdist.cluster import ApiError, Applied, ForeignError, normalize
 from kdist.deploy import live_workload
-from kdist.errors import NotFoundError
 from kdist.job.cluster.applied import AppliedJob, Document, is_workload
 from kdist.job.job import Notify
 from kdist.manifest import OWNER, Manifest, mark
@@ -84,6 +83,7 @@ def find_changes(
     changed that of the job can change them all. So is what the user has applied since the workload
     has its pods.
     """
+    look_up = target.cluster.look_up
     for each in manifests:
         if each.kind == "ConfigMap" or live_workload.is_recorded(workload, each):
             continue
@@ -91,7 +91,7 @@ def find_changes(
             if is_workload(target, each):
                 found = _compare(target, each, workload)
             elif each.kind == RUNTIME:
-                found = _compare(target, each, _find(target, each))
+                found = _compare(target, each, look_up(each.api_version, each.kind, each.name))
             else:
                 applied = target.objects.apply(each, dry_run=True)
                 found = next(deploy.find_difference(deploy.ApplyResult(each, applied)), None)
@@ -104,13 +104,6 @@ def find_changes(
             found = deploy.Difference(each, None, normalize(each.document))
         if found is not None:
             yield found
-
-
-def _find(target: AppliedJob, manifest: Manifest) -> Document | None:
-    try:
-        return target.cluster.get(manifest.api_version, manifest.kind, manifest.name)
-    except NotFoundError:
-        return None
 
 
 def _compare(

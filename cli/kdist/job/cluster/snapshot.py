@@ -21,7 +21,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kdist import backends
-from kdist.backends import Backend
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.events import Event, parse
 from kdist.job.cluster.agents import Agents
@@ -230,6 +229,7 @@ _THREADS = 8
 _FEW_NODES = 8  # that are fetched one by one
 _KUEUE = (f"{QUEUE_PREFIX}v1beta2", f"{QUEUE_PREFIX}v1beta1")
 _ABSENT = 'configmap "'
+_UNREADABLE: dict[str, Any] | None = {}
 
 
 def fetch_snapshot(
@@ -255,13 +255,17 @@ def fetch_snapshot(
         JobNotFoundError: there is no such job.
         KdistError: the API server is unreachable (UNREACHABLE).
     """
+    from kdist.cluster import find_resource
+
     namespace = namespace or cluster.namespace
     agents = agents or Agents(cluster, namespace=namespace)
     with thread_pool() as pool:
-        pods_task = pool.submit(_list_pods, cluster, name, namespace)
-        events_task = pool.submit(_list_events, cluster, namespace, events)
+        of_job: dict[str, Any] = {"namespace": namespace, "selector": job_selector(name)}
+        pods_task = pool.submit(cluster.list, "v1", "Pod", **of_job)
+        listed = partial(cluster.list, "v1", "Event", namespace=namespace)
+        events_task = pool.submit(or_empty, listed if events is None else events.read)
         markers = pool.submit(find_markers, cluster, name, namespace)
-        config_map = _find_config_map(cluster, name, namespace) or {}
+        config_map = cluster.look_up("v1", "ConfigMap", name, namespace) or {}
         backend, workload, placed = _find_placed(cluster, config_map, name, namespace)
         pod_documents = _select_pods(cluster, backend, workload, name, pods_task.result())
         pods = [*map(read_pod, pod_documents)]
@@ -269,11 +273,16 @@ def fetch_snapshot(
         nodes = pool.submit(_find_nodes, cluster, pods)
         claims = pool.submit(_find_claims, cluster, namespace, pod_documents, pods)
         fetches = start_reading(pool, cluster, namespace, pods)
-        resource = _find_resource(cluster, name, namespace, config_map, workload)
-        _check_exists(name, namespace, (workload, config_map, pod_documents, resource))
+        # whoever may change ConfigMaps may remove the owner of the job's
+        owned = any(find_owning_resource(each) is not None for each in (config_map, workload))
+        resource = find_resource(cluster, name, namespace) if owned or not config_map else None
+        if not any((workload, config_map, pod_documents, resource)):
+            raise JobNotFoundError((name, namespace))
         admission = pool.submit(_find_admission, cluster, namespace, workload)
         bare = controllers and not pod_documents and (workload or resource) is not None
-        deployments = pool.submit(_find_deployments, cluster) if bare else None
+        # a controller's may have any name and namespace
+        every = partial(cluster.list, "apps/v1", "Deployment", all_namespaces=True)
+        deployments = pool.submit(or_empty, every if bare else list)
         accounts = pool.submit(_find_accounts, cluster, namespace, pod_documents, asked=controllers)
         return Snapshot(
             name,
@@ -282,49 +291,43 @@ def fetch_snapshot(
             workload,
             backend.read(workload) if backend and workload is not None else None,
             pod_documents,
-            _select_events(events_task.result(), name, pod_documents, claims.result()),
+            tuple(
+                event
+                for event in events_task.result()
+                if is_about(event, name, pod_documents, claims.result())
+            ),
             statuses.result(),
             nodes.result(),
             claims.result(),
             admission.result(),
             agents.skipped,
-            deployments.result() if deployments else (),
+            deployments.result(),
             resource=resource,
             fetches=collect_events(fetches),
             accounts=accounts.result(),
             lack=agents.lack(),
-            progress=_read_progress(cluster, namespace, pods, resource, agents),
+            progress=read_training(cluster, namespace, pods)
+            if not agents.answered and not knows_numbers(resource)
+            else {},
             placed=placed,
             config_maps=_find_present(cluster, name, namespace, (events_task, statuses)),
             markers=markers.result(),
         )
 
 
-def _check_exists(name: str, namespace: str, found: Iterable[object]) -> None:
-    """Raise `JobNotFoundError` if nothing of a job was found."""
-    if not any(found):
-        raise JobNotFoundError((name, namespace))
-
-
-def watch_job(cluster: Cluster, name: str, *, interval: float = 1.0) -> Iterator[Snapshot]:
-    """Yield a snapshot every `interval` seconds until the job has ended, and finalize it. Raises as
+def watch_job(cluster: Cluster, name: str) -> Iterator[Snapshot]:
+    """Yield a snapshot every second until the job has ended, and finalize it. Raises as
     `fetch_snapshot` does.
     """
-    agents, events = (
-        Agents(cluster, namespace=cluster.namespace),
-        Events(cluster, cluster.namespace),
-    )
+    agents = Agents(cluster, namespace=cluster.namespace)
+    events = Events(cluster, cluster.namespace)
     while True:
         snapshot = fetch_snapshot(cluster, name, agents=agents, events=events)
         finalize(cluster, snapshot)
         yield snapshot
         if snapshot.status.phase.terminal:
             return
-        time.sleep(interval)
-
-
-def _list_pods(cluster: Cluster, name: str, namespace: str) -> list[dict[str, Any]]:
-    return cluster.list("v1", "Pod", namespace=namespace, selector=job_selector(name))
+        time.sleep(1.0)
 
 
 def find_markers(cluster: Cluster, name: str, namespace: str) -> list[dict[str, Any]]:
@@ -343,48 +346,19 @@ def _select_pods(
     """The pods that the job's workload has made; anybody may give the job's label to others."""
     from kdist.cluster import find_makers
 
-    if workload is None or backend is None:
-        return [pod for pod in listed if backends.is_made_for(pod, name)]
-    makers = _if_permitted(lambda: find_makers(cluster, backend, workload), None)
+    makers = None
+    if workload is not None and backend is not None:
+        makers = _if_permitted(lambda: find_makers(cluster, backend, workload), None)
     if makers is None:  # what is between the workload and its pods may not be read
         return [pod for pod in listed if backends.is_made_for(pod, name)]
-    return [pod for pod in listed if not makers.isdisjoint(_controllers(pod))]
-
-
-def _controllers(pod: Document) -> Iterator[str]:
-    for owner in documents.items(pod, "metadata", "ownerReferences"):
-        if owner.get("controller"):
-            yield documents.text(owner, "uid")
-
-
-def _find_config_map(cluster: Cluster, name: str, namespace: str) -> dict[str, Any] | None:
-    return or_none(lambda: cluster.get("v1", "ConfigMap", name, namespace))
-
-
-def _find_resource(
-    cluster: Cluster, name: str, namespace: str, config_map: Document, workload: Document | None
-) -> Any:
-    """The job's TrainingJob; None if it has none. Whoever may change ConfigMaps may remove the
-    owner of the job's, so that of the workload counts too.
-    """
-    from kdist.cluster import find_resource
-
-    owned = not config_map or find_owning_resource(config_map) is not None
-    owned = owned or find_owning_resource(workload or {}) is not None
-    return find_resource(cluster, name, namespace) if owned else None
-
-
-def _read_progress(
-    cluster: Cluster,
-    namespace: str,
-    pods: Sequence[Pod],
-    resource: Document | None,
-    agents: Agents,
-) -> Document:
-    """What the log says of the training, if no agent does, nor the TrainingJob."""
-    if agents.answered or knows_numbers(resource):
-        return {}
-    return read_training(cluster, namespace, pods)
+    return [
+        pod
+        for pod in listed
+        if any(
+            owner.get("controller") and documents.text(owner, "uid") in makers
+            for owner in documents.items(pod, "metadata", "ownerReferences")
+        )
+    ]
 
 
 def _find_present(
@@ -410,18 +384,6 @@ def _find_present(
             )
         )
     )
-
-
-def _list_events(cluster: Cluster, namespace: str, events: Events | None) -> list[dict[str, Any]]:
-    if events is not None:
-        return or_empty(events.read)
-    return or_empty(lambda: cluster.list("v1", "Event", namespace=namespace))
-
-
-def _select_events(
-    events: Iterable[Document], name: str, pods: Sequence[Document], claims: Collection[str]
-) -> tuple[Document, ...]:
-    return tuple(event for event in events if is_about(event, name, pods, claims))
 
 
 @contextmanager
@@ -453,15 +415,9 @@ def _find_placed(
         if (live := find_live_workload(cluster, name, namespace)) is not None:
             return live.backend, live.document, live.decided
     backend = find_backend(documents.annotation(config_map, BACKEND))
-    return backend, _find_workload(cluster, backend, name, namespace), {}
-
-
-def _find_workload(
-    cluster: Cluster, backend: backends.Backend | None, name: str, namespace: str
-) -> Any:
     if backend is None:
-        return None
-    return or_none(lambda: cluster.get(backend.api_version, backend.kind, name, namespace))
+        return None, None, {}
+    return backend, cluster.look_up(backend.api_version, backend.kind, name, namespace), {}
 
 
 def _find_nodes(cluster: Cluster, pods: Sequence[Pod]) -> dict[str, Any]:
@@ -479,12 +435,11 @@ def _find_nodes(cluster: Cluster, pods: Sequence[Pod]) -> dict[str, Any]:
         return (
             every if unscheduled else {name: every[name] for name in sorted(names) if name in every}
         )
-    found = {name: _find_node(cluster, name) for name in sorted(names)}
+    found = {
+        name: _if_permitted(partial(cluster.get, "v1", "Node", name), None)
+        for name in sorted(names)
+    }
     return {name: node for name, node in found.items() if node is not None}
-
-
-def _find_node(cluster: Cluster, name: str) -> Any:
-    return _if_permitted(lambda: cluster.get("v1", "Node", name), None)
 
 
 def _find_claims(
@@ -500,19 +455,20 @@ def _find_claims(
         if documents.name(document) in waiting
         for volume in documents.items(document, "spec", "volumes")
     }
-    return {
-        name: claim
-        for name in sorted(names - {""})
-        if (claim := _find_claim(cluster, namespace, name)) is not None
+    return _find_named(cluster, "PersistentVolumeClaim", names, namespace)
+
+
+def _find_named(
+    cluster: Cluster, kind: str, names: Collection[str], namespace: str
+) -> dict[str, Any]:
+    """The objects of these names, an empty document for one that does not exist; without those that
+    the user may not read.
+    """
+    found = {
+        name: _if_permitted(partial(cluster.look_up, "v1", kind, name, namespace), _UNREADABLE)
+        for name in sorted({*names} - {""})
     }
-
-
-def _find_claim(cluster: Cluster, namespace: str, name: str) -> Any:
-    """The claim; an empty document if it does not exist, None if the user may not read it."""
-    return _if_permitted(
-        lambda: or_none(lambda: cluster.get("v1", "PersistentVolumeClaim", name, namespace)) or {},
-        None,
-    )
+    return {name: each or {} for name, each in found.items() if each is not _UNREADABLE}
 
 
 def _find_accounts(
@@ -523,16 +479,7 @@ def _find_accounts(
     """
     pods = pod_documents if asked else ()
     names = {documents.text(each, "spec", "serviceAccountName") for each in pods}
-    found = {}
-    for name in sorted(names - {""}):
-        account = _if_permitted(partial(_find_account, cluster, namespace, name), None)
-        if account is not None:
-            found[name] = account
-    return found
-
-
-def _find_account(cluster: Cluster, namespace: str, name: str) -> Document:
-    return or_none(lambda: cluster.get("v1", "ServiceAccount", name, namespace)) or {}
+    return _find_named(cluster, "ServiceAccount", names, namespace)
 
 
 def _find_admission(cluster: Cluster, namespace: str, workload: Document | None) -> Any:
@@ -549,11 +496,6 @@ def _find_admission(cluster: Cluster, namespace: str, workload: Document | None)
             return None
         return next((each for each in listed if uid in _owners(each)), None)
     return None
-
-
-def _find_deployments(cluster: Cluster) -> list[dict[str, Any]]:
-    """All deployments that the user may list: a controller's may have any name and namespace."""
-    return or_empty(lambda: cluster.list("apps/v1", "Deployment", all_namespaces=True))
 
 
 def _owners(document: Document) -> Iterator[str]:
@@ -635,10 +577,11 @@ def list_snapshots(
         config_maps = _read_config_maps(
             cluster, pool, find("v1", "ConfigMap", metadata_only=True), known
         )
-        kinds = _find_backends(config_maps)
+        names = {documents.annotation(each, BACKEND) for each in config_maps}
         found = {
             kind.name: pool.submit(or_empty, partial(find, kind.api_version, kind.kind))
-            for kind in kinds
+            for kind in map(find_backend, sorted(names))
+            if kind is not None
         }
         workloads = {
             (name, *_key(each)): each for name, task in found.items() for each in task.result()
@@ -653,12 +596,6 @@ def list_snapshots(
         bare = pool.map(lambda key: _summarize_without(cluster, key, pods, resources), without)
         both = (one for one in (*each, *bare) if one is not None)
         return sorted(both, key=lambda one: (one.namespace, one.name))
-
-
-def _find_backends(config_maps: Sequence[Document]) -> list[Backend]:
-    """The workload kinds of these jobs."""
-    names = {documents.annotation(each, BACKEND) for each in config_maps}
-    return [backend for backend in map(find_backend, sorted(names)) if backend is not None]
 
 
 def _summarize_without(
@@ -693,12 +630,9 @@ def _group_by_job(pods: Iterable[Document]) -> dict[tuple[str, str], list[Any]]:
     """The pods by the namespace and the name of the job that has made them."""
     found: dict[tuple[str, str], list[Any]] = {}
     for pod in pods:
-        namespace, name = (
-            documents.text(pod, "metadata", "namespace"),
-            documents.label(pod, JOB_LABEL),
-        )
+        name = documents.label(pod, JOB_LABEL)
         if backends.is_made_for(pod, name):
-            found.setdefault((namespace, name), []).append(pod)
+            found.setdefault((_key(pod)[0], name), []).append(pod)
     return found
 
 
@@ -718,7 +652,7 @@ def _read_config_maps(
     ]
     tasks = {
         version: pool.submit(
-            or_none, partial(cluster.get, "v1", "ConfigMap", documents.name(each), _key(each)[0])
+            cluster.look_up, "v1", "ConfigMap", documents.name(each), _key(each)[0]
         )
         for each, version in zip(own, versions, strict=True)
         if version not in known

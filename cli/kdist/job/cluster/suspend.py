@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from kdist import events
 from kdist.errors import KdistError, NotFoundError
 from kdist.job.cluster import agents, wait
-from kdist.job.cluster.applied import AppliedJob, Document
+from kdist.job.cluster.applied import AppliedJob
 from kdist.job.cluster.wait import PodExits
 from kdist.job.job import Change
 from kdist.manifest import QUEUE_PREFIX
 from kdist.status import Pod
-from kdist.status.documents import integer
+from kdist.status.documents import integer, items, text
 from kdist.status.pods import describe_saved
 from kdist.units import count
 
@@ -31,9 +31,16 @@ def set_active(target: AppliedJob, *, active: bool, dry_run: bool = False) -> No
     """Let Kueue evict the job, or admit it again. Raises `KdistError` if Kueue has no Workload for
     it.
     """
-    version = _version(target)
-    found = _find(target, version) if version else None
-    if version is None or found is None:
+    kinds = target.cluster.kinds()
+    served = [one for one, kind in kinds if kind == _KIND and one.startswith(QUEUE_PREFIX)]
+    version, found = max(served, default=""), None
+    if version:
+        uid = text(target.workload(), "metadata", "uid")
+        for one in target.cluster.list(version, _KIND):
+            if any(owner.get("uid") == uid for owner in items(one, "metadata", "ownerReferences")):
+                found = one
+                break
+    if found is None:
         raise KdistError(
             (
                 f"{target.name} waits in queue {target.job.spec.queue}, but there is no "
@@ -45,25 +52,6 @@ def set_active(target: AppliedJob, *, active: bool, dry_run: bool = False) -> No
     target.pod_objects().change(
         version, _KIND, found["metadata"]["name"], {"spec": {"active": active}}, dry_run=dry_run
     )
-
-
-def _version(target: AppliedJob) -> str | None:
-    return max(
-        (
-            version
-            for version, kind in target.cluster.kinds()
-            if kind == _KIND and version.startswith(QUEUE_PREFIX)
-        ),
-        default=None,
-    )
-
-
-def _find(target: AppliedJob, version: str) -> Document | None:
-    uid = target.workload()["metadata"]["uid"]
-    for one in target.cluster.list(version, _KIND):
-        if any(owner.get("uid") == uid for owner in one["metadata"].get("ownerReferences") or []):
-            return one
-    return None
 
 
 SPARE_SECONDS = 60.0

@@ -6,6 +6,7 @@ can no longer be reached.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -243,10 +244,8 @@ def wait_for(
     name: str,
     goal: str = "done",
     *,
-    namespace: str | None = None,
     timeout: float | None = None,
     notify: Notify = lambda _: None,
-    interval: float = STATUS_INTERVAL,
 ) -> JobStatus | None:
     """Wait until a job reaches a goal.
 
@@ -254,10 +253,8 @@ def wait_for(
         cluster: the cluster.
         name: of the job.
         goal: one of `GOALS`.
-        namespace: of the job; None for the connection's own.
         timeout: in seconds; None waits forever.
         notify: receives each change of the status.
-        interval: seconds between two snapshots.
 
     Returns:
         The status in which the job reached the goal; None if the goal is that it is deleted.
@@ -269,21 +266,21 @@ def wait_for(
     """
     began = time.monotonic()
     deadline = None if timeout is None else began + timeout
-    namespace = namespace or cluster.namespace
-    agents, events = Agents(cluster, namespace=namespace), Events(cluster, namespace)
+    agents = Agents(cluster, namespace=cluster.namespace)
+    events = Events(cluster, cluster.namespace)
     snapshot: Snapshot | None = None
     reported = ""
     while True:
         try:
-            snapshot = fetch_snapshot(cluster, name, namespace, agents=agents, events=events)
+            snapshot = fetch_snapshot(cluster, name, agents=agents, events=events)
         except NotFoundError:
             if goal == "deleted":
                 return None
             raise
         except KdistError as error:
             late = snapshot is None if deadline is None else time.monotonic() >= deadline
-            if late or not _is_outage(error):
-                raise
+            if late or error.code is not Code.UNREACHABLE or getattr(error, "status", 500) < 500:
+                raise  # a rejected request, in contrast to a server that is unreachable
         else:
             status = snapshot.status
             finalize(cluster, snapshot)
@@ -298,21 +295,9 @@ def wait_for(
                     raise refuse(cluster, name, status.resource)
         if deadline is not None and time.monotonic() >= deadline:
             raise timeout_error(snapshot, goal, timeout or 0.0)
-        time.sleep(
-            min(
-                _next_interval(interval, began),
-                max(0.0, (deadline or float("inf")) - time.monotonic()),
-            )
-        )
-
-
-def _next_interval(interval: float, began: float) -> float:
-    return interval if time.monotonic() - began < _SLOW_AFTER else 2 * interval
-
-
-def _is_outage(error: KdistError) -> bool:
-    """Whether the server is unreachable, in contrast to a rejected request."""
-    return error.code is Code.UNREACHABLE and getattr(error, "status", 500) >= 500
+        slow = time.monotonic() - began >= _SLOW_AFTER
+        left = (deadline or math.inf) - time.monotonic()
+        time.sleep(max(0.0, min(STATUS_INTERVAL * (1 + slow), left)))
 
 
 def _raise_if_over(snapshot: Snapshot, goal: str) -> None:

@@ -114,11 +114,11 @@ def test_controllers_are_looked_for_closely_where_nobody_makes_pods(
     found = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": about}
     world.deployments = [found]
     cluster = connect(serve(world).url)
-    assert jobs.fetch_snapshot(cluster, "digits", controllers=True).deployments == (), (
+    assert jobs.fetch_snapshot(cluster, "digits", controllers=True).deployments == [], (
         "there are pods"
     )
     world.pods = []
-    assert jobs.fetch_snapshot(cluster, "digits").deployments == ()
+    assert jobs.fetch_snapshot(cluster, "digits").deployments == []
     assert list(jobs.fetch_snapshot(cluster, "digits", controllers=True).deployments) == [found]
     world.forbidden = {"/deployments"}
     assert list(jobs.fetch_snapshot(cluster, "digits", controllers=True).deployments) == []

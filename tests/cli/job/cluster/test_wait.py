@@ -11,6 +11,7 @@ import pytest
 from kdist.cluster import Cluster
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.job import cluster as jobs
+from kdist.job.cluster import wait as waiting
 from tests.cli.cluster.api import Api
 from tests.cli.cluster.conftest import Connect, Serve
 from tests.cli.diagnose.scenes import event
@@ -25,19 +26,22 @@ FAILED = changed(
 )
 
 
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "STATUS_INTERVAL", 0.01)
+
+
 def wait(
     cluster: Cluster,
     goal: str = "done",
     timeout: float | None = 5.0,
     heard: list[str] | None = None,
 ) -> object:
-    """Wait with short pauses."""
     return jobs.wait_for(
         cluster,
         "digits",
         goal,
         timeout=timeout,
-        interval=0.01,
         notify=(heard if heard is not None else []).append,
     )
 

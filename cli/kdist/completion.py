@@ -52,9 +52,7 @@ def fields(word: str) -> list[str]:
     """Paths of the fields that begin with `word`, for `kdist explain`: those of one section, with
     a final dot where there are more below.
     """
-    found = _below(word)
-    paths = [_path(word, name) + ("." if _children(child) else "") for name, child in found.items()]
-    return [path for path in paths if path.startswith(word)]
+    return [path + ("." if child.below else "") for path, child in _below(word).items()]
 
 
 def settings(word: str) -> list[str]:
@@ -64,31 +62,23 @@ def settings(word: str) -> list[str]:
         from kdist.spec import reference
 
         field = reference.look_up(path)
-        values = [] if field is None else [f"{path}={value}" for value in _values(field)]
+        if field is None:
+            return []
+        booleans = ["true", "false"] if field.type_text == "true or false" else []
+        values = [f"{path}={value}" for value in field.choices or booleans]
         return [value for value in values if value.startswith(word)]
-    found = _below(word)
-    paths = [_path(word, name) + ("." if child.children else "=") for name, child in found.items()]
-    return [each for each in paths if each.startswith(word)]
+    return [path + ("." if child.children else "=") for path, child in _below(word).items()]
 
 
 def _below(word: str) -> dict[str, Field]:
+    """The fields that begin with `word`, by their paths: those of one section."""
     from kdist.spec import reference
 
-    field = reference.look_up(word.rpartition(".")[0])
-    return {} if field is None else _children(field)
-
-
-def _children(field: Field) -> dict[str, Field]:
-    return field.children or (field.item.children if field.item is not None else {})
-
-
-def _path(word: str, name: str) -> str:
     section, dot, _ = word.rpartition(".")
-    return f"{section}{dot}{name}"
-
-
-def _values(field: Field) -> list[str]:
-    return field.choices or (["true", "false"] if field.type_text == "true or false" else [])
+    field = reference.look_up(section)
+    found = {} if field is None else field.below
+    paths = {f"{section}{dot}{name}": child for name, child in found.items()}
+    return {path: child for path, child in paths.items() if path.startswith(word)}
 
 
 def _list_runs() -> list[str]:

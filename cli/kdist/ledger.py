@@ -60,7 +60,7 @@ def read_spans(steps: Iterable[Mapping[str, Any]]) -> list[Span]:
     return [
         Span(
             line["generation"],
-            line["step"] - _count(line) + 1,
+            line["step"] - max(1, min(line.get("steps", 1), line["step"])) + 1,
             line["step"],
             float(line.get("seconds", 0.0)),
             float(line.get("wait_seconds", 0.0)),
@@ -70,11 +70,6 @@ def read_spans(steps: Iterable[Mapping[str, Any]]) -> list[Span]:
         for line in steps
         if "generation" in line and "step" in line
     ]
-
-
-def _count(line: Mapping[str, Any]) -> int:
-    steps: int = min(line.get("steps", 1), line["step"])
-    return max(1, steps)
 
 
 def overlay(spans: Iterable[Span]) -> list[Span]:
@@ -301,6 +296,7 @@ def build_report(
     intervals = close_intervals(invocations, generations, events)
     elapsed = sum(max(0.0, ended - began) for began, ended in intervals)
     reached = counted["reached"] or 0
+    ends = [each["metrics"] for each in _named(events, "done") if each.get("metrics")]
     return {
         "steps": counted,
         "notSaved": max(0, reached - counted["committed"]) if unsaved and known else 0,
@@ -318,24 +314,15 @@ def build_report(
             (each["devices"] for each in reversed(events) if each.get("devices")), None
         ),
         "tracker": next((each.get("url") for each in _named(reversed(events), "tracker")), None),
-        "separateRanks": _count_separate(events),
+        # of a script that has ended without a process group since the last generation began
+        "separateRanks": next(
+            (each for each in reversed(events) if each.get("event") in ("generation", _SEPARATE)),
+            dict[str, Any](),
+        ).get("ranks"),
         "machineFaults": list_machine_faults(events),
         "loss": _last_loss(steps),
-        "metrics": dict(_last_metrics(events)),
+        "metrics": dict(ends[-1]) if ends else {},
     }
-
-
-def _last_metrics(events: Sequence[Record]) -> Mapping[str, Any]:
-    ends = [event for event in _named(events, "done") if event.get("metrics")]
-    return ends[-1]["metrics"] if ends else {}
-
-
-def _count_separate(events: Sequence[Record]) -> int | None:
-    """The ranks of a script that has ended without a process group since the last generation began;
-    None if it has formed one, or it is not known.
-    """
-    ends = (each for each in reversed(events) if each.get("event") in ("generation", _SEPARATE))
-    return next(ends, {}).get("ranks")
 
 
 def _find_gaps(generations: Sequence[Generation], steps: Sequence[Record]) -> list[list[int]]:
@@ -419,17 +406,14 @@ def last_step_times(generations: Iterable[Generation], events: Sequence[Record])
             yield firsts[one.number] + sum_seconds(one.done) - one.first_seconds
 
 
-def _times(events: Iterable[Record]) -> Iterator[float]:
-    return (event["time"] for event in events if "time" in event)
-
-
 def close_intervals(
     active: Sequence[tuple[float, float | None]],
     generations: Iterable[Generation],
     events: Sequence[Record],
 ) -> list[tuple[float, float]]:
     """When a run was running: what was killed, or still runs, ends with its last event or step."""
-    times = [*_times(events), *last_step_times(generations, events)]
+    stamps = (event["time"] for event in events if "time" in event)
+    times = [*stamps, *last_step_times(generations, events)]
     found = []
     for index, (began, ended) in enumerate(active):
         following = active[index + 1][0] if index + 1 < len(active) else inf

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from kdist.status import documents
+
 if TYPE_CHECKING:
     from prometheus_client import Metric
     from prometheus_client.samples import Sample
@@ -203,10 +205,10 @@ def rank_breakdown(
         rank=rank,
         pod=pod,
         state=str(status.get("phase") or ""),
-        step=_number(status, "step", int),
-        heartbeat_age=_number(status, "heartbeat_age", float),
+        step=documents.integer(status, "step"),
+        heartbeat_age=documents.number(status, "heartbeat_age"),
         steps=increase.steps,
-        reported_seconds=_number(status, "step_seconds", float),
+        reported_seconds=documents.number(status, "step_seconds"),
     )
     if increase.steps <= 0:
         return found
@@ -260,11 +262,6 @@ def describe_slow(rows: Sequence[RankBreakdown]) -> Iterator[str]:
             f"rank {row.rank} on {row.pod} is slow: busy {ratio:.1f} times as long as the "
             f"others, most of it in {most}"
         )
-
-
-def _number(document: Mapping[str, Any], name: str, kind: type) -> Any:
-    value = document.get(name)
-    return kind(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True)

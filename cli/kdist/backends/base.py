@@ -107,6 +107,8 @@ class Backend(ABC):
             )
 
     def _shared_limits(self, job: TrainingJob, rendezvous: str) -> Iterator[str]:
+        from kdist.spec import list_warnings  # the fields of job.yaml are slow to import
+
         least, pod = job.spec.nodes.min, job.spec.pod_template.get("spec")
         if (
             least > 1
@@ -120,7 +122,7 @@ class Backend(ABC):
             )
         yield from warn_of_size(job)
         yield from _storage_limits(job)
-        yield from _list_warnings(job)
+        yield from list_warnings(job.spec)
         for name in _sidecars(job):
             yield (
                 f"the container {name} of podTemplate keeps its pod from ending; move it to "
@@ -211,12 +213,6 @@ def _sidecars(job: TrainingJob) -> list[str]:
         else []
     )
     return [name for name in names if name != "trainer"]
-
-
-def _list_warnings(job: TrainingJob) -> list[str]:
-    from kdist.spec import list_warnings  # the fields of job.yaml are slow to import
-
-    return list_warnings(job.spec)
 
 
 def _storage_limits(job: TrainingJob) -> Iterator[str]:

@@ -13,7 +13,6 @@ from kdist.diagnose.failures import EVICTIONS, FOLLOWS
 from kdist.diagnose.rule import (
     Diagnosis,
     DiagnosticContext,
-    KubernetesEvent,
     clip,
     name_all,
     name_pods,
@@ -141,15 +140,13 @@ def find_lost_pod(ctx: DiagnosticContext) -> Diagnosis | None:
         f"{words}; {present}; {state}",
         "waiting",
         tuple(dict.fromkeys(loss.evidence for loss in shown if loss.evidence))[:8],
-        _describe_future(ctx) + _describe_pause(ctx, shown),
+        _describe_future(ctx) + ("" if new or status.backend != "job" else _describe_pause(ctx)),
         (ctx.kdist("events"), ctx.kdist("status", "-w")),
     )
 
 
-def _describe_pause(ctx: DiagnosticContext, losses: list[_Loss]) -> str:
-    """Why the new pod may be long in coming, if there is none and a Job makes it."""
-    if ctx.status.backend != "job" or _find_successors(ctx, losses):
-        return ""
+def _describe_pause(ctx: DiagnosticContext) -> str:
+    """Why the new pod may be long in coming if a Job makes it."""
     return (
         "; a Job's controller replaces a lost pod after 10 s and waits twice as long after each "
         "further loss, up to 10 min: where pods are lost often, use jobset, statefulset or "
@@ -275,9 +272,16 @@ def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
             None,
         )
         if gone is not None:
-            why = _explain(ctx, gone)
+            # a kubelet that comes back ends it later: "Cancelling deletion" is said then
+            told = ctx.events_of(
+                "Pod", [gone.name], "TaintManagerEviction", "NodeNotReady", "Scheduled"
+            )
+            words = [(one.reason, one.message) for one in told if one.at <= gone.at]
+            reasons = (reason for reason, said in words if not said.startswith("Cancelling"))
+            of_node = next(reasons, "Scheduled") != "Scheduled"
+            why = f": {EVICTIONS['DeletionByTaintManager'][0]}" if of_node else ""
             what = f"pod {gone.name} was deleted {ctx.ago(gone.at)}".rstrip() + why
-            yield _Loss(gone.name, index, what, str(gone), gone.at, of_node=bool(why))
+            yield _Loss(gone.name, index, what, str(gone), gone.at, of_node=of_node)
         elif index not in places and (
             any(pod.index == index or pod.troubled for pod in ctx.pods) or not ctx.pods
         ):
@@ -286,30 +290,18 @@ def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
             continue  # an elastic job may never have had it
         elif index not in places:
             yield _Loss(f"#{index}", index, f"the pod of index {index} exists no longer", "")
-        elif newest is not None and ctx.stuck and _is_new(ctx, newest, first):
+        elif (
+            newest is not None  # it has come after the others, and has only just started
+            and ctx.stuck
+            and (newest.created or 0.0) - first > _NEW
+            and (newest.started is None or ctx.now - newest.started < _NOTICED)
+        ):
             what = (
                 f"pod {newest.name} is new, made {ctx.ago(newest.created)}: the one before it is "
                 "gone, and what ended it is not known"
             )
             evidence = f"pod/{newest.name}: {newest.state}"
             yield _Loss(newest.name, index, what, evidence, newest.created)
-
-
-def _explain(ctx: DiagnosticContext, gone: KubernetesEvent) -> str:
-    """Why a pod was deleted, if its node was the reason: who gives it up deletes it ("Cancelling
-    deletion" is said then), and the kubelet of a node that comes back ends it later.
-    """
-    told = ctx.events_of("Pod", [gone.name], "TaintManagerEviction", "NodeNotReady", "Scheduled")
-    before = (one for one in told if one.at <= gone.at and not one.message.startswith("Cancelling"))
-    latest = next(before, None)
-    is_lost = latest is not None and latest.reason != "Scheduled"
-    return f": {EVICTIONS['DeletionByTaintManager'][0]}" if is_lost else ""
-
-
-def _is_new(ctx: DiagnosticContext, pod: Pod, first: float) -> bool:
-    """Whether a pod has come after the others, made at `first`, and has only just started."""
-    just = pod.started is None or ctx.now - pod.started < _NOTICED
-    return (pod.created or 0.0) - first > _NEW and just
 
 
 def _find_silent(ctx: DiagnosticContext) -> Iterator[_Loss]:

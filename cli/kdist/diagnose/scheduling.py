@@ -331,8 +331,10 @@ def _rank_obstacles(
             ranked[key] = ((late, -nodes), sentence, fix)
             break
     if _SELECTOR in ranked and ctx.seen.nodes and selector:
-        matching = [node for node in ctx.seen.nodes.values() if _satisfies(node, selector)]
-        if matching:  # it is the obstacle of the other nodes only
+        labels = [documents.mapping(each, "metadata", "labels") for each in ctx.seen.nodes.values()]
+        if any(
+            selector.items() <= each.items() for each in labels
+        ):  # it is the obstacle of the other nodes only
             words = "the others lack the labels of spec.nodeSelector"
             ranked[_SELECTOR] = ((True, 1), words, ranked[_SELECTOR][2])
         else:
@@ -350,11 +352,6 @@ def _is_control_plane(ctx: DiagnosticContext, message: str) -> bool:
 def _taints(ctx: DiagnosticContext) -> list[documents.Document]:
     nodes = ctx.seen.nodes.values()
     return [each for node in nodes for each in documents.items(node, "spec", "taints")]
-
-
-def _satisfies(node: documents.Document, selector: documents.Document) -> bool:
-    labels = documents.mapping(node, "metadata", "labels")
-    return all(labels.get(key) == value for key, value in selector.items())
 
 
 def _taint(taint: documents.Document) -> str:

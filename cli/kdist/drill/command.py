@@ -89,7 +89,7 @@ def command(
       0 every promise was kept   1 one was broken, or the fault was refused   4 no such job
       7 a right is missing
     """
-    from kdist.drill import drill
+    from kdist.drill import drill, faults
 
     if fault is None:
         for option, value in {"--rank": rank, "--node": node, "--for": lasts}.items():
@@ -102,7 +102,8 @@ def command(
         _preview(situation, output)
         return Code.OK
     plan = drill.plan_fault(situation, chosen, rank=rank, node=node, lasts=lasts)
-    _warn(situation, plan)
+    for warning in faults.list_warnings(plan.fault, situation, seconds=plan.seconds):
+        console.warning(f"{situation.name}: {warning}")
     if dry_run == "client":
         console.result(f"--fault {plan.fault} {_describe(situation, plan)} (client dry run)")
         return Code.OK
@@ -159,13 +160,6 @@ def _describe(situation: Situation, plan: FaultPlan) -> str:
 
     risk = faults.describe_risk(situation)
     return f"{plan.action} of {situation.name}, which costs {risk}"
-
-
-def _warn(situation: Situation, plan: FaultPlan) -> None:
-    from kdist.drill import faults
-
-    for warning in faults.list_warnings(plan.fault, situation, seconds=plan.seconds):
-        console.warning(f"{situation.name}: {warning}")
 
 
 def _show(report: DrillReport, output: str) -> None:

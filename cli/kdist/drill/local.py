@@ -41,7 +41,10 @@ class LocalDrillTarget:
         ports = {} if inactive else agents.ports(job.root)
         asked = {node: port for node, port in ports.items() if node != without}
         with ThreadPoolExecutor(max(1, len(asked))) as pool:
-            answers = dict(zip(asked, pool.map(_ask, asked.values()), strict=True))
+            clients = [
+                AgentClient(LoopbackTransport(each), timeout=_TIMEOUT) for each in asked.values()
+            ]
+            answers = dict(zip(asked, pool.map(AgentClient.status, clients), strict=True))
         return Situation(
             name=job.name,
             place="local",
@@ -149,7 +152,3 @@ class _LocalProgram:
 
     def is_open(self) -> bool:
         return self._process.poll() is None
-
-
-def _ask(port: int) -> Mapping[str, object] | None:
-    return AgentClient(LoopbackTransport(port), timeout=_TIMEOUT).status()

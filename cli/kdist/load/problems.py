@@ -265,7 +265,9 @@ def _rules_behind(
 
     A rule that reads a wrong field is not reported, because it may only be a consequence.
     """
-    wrong = {path for each in first for path in _wrong(each)}
+    wrong = {each.path for each in first}
+    # for an unknown field also the suggested one
+    wrong |= {(*each.path[:-1], new) for each in first if (new := each.problem.suggestion)}
     reported = {each.problem for each in first}
     revealed: list[_LocatedProblem] = []
     remove = {each.path for each in first}
@@ -295,13 +297,6 @@ def _rules_behind(
             if not any(read[: len(path)] == path for read in each.fields_read for path in wrong)
         ]
     return revealed
-
-
-def _wrong(found: _LocatedProblem) -> Iterator[Path]:
-    """The path that is wrong; for an unknown field also the suggested one."""
-    yield found.path
-    if found.problem.suggestion:
-        yield (*found.path[:-1], found.problem.suggestion)
 
 
 def _remove(values: Any, path: Path) -> bool:

@@ -121,6 +121,11 @@ class Field:
             for name, node in form.get("properties", {}).items()
         }
 
+    @property
+    def below(self) -> dict[str, Field]:
+        """The fields of a section, or of a list's items."""
+        return self.children or (self.item.children if self.item is not None else {})
+
     @cached_property
     def item(self) -> Field | None:
         """The items of a list; None if this is not a list."""
@@ -299,7 +304,7 @@ def document(field: Field, *, recursive: bool = False) -> dict[str, Any]:
         "description": field.description,
     }
     if field.children or field.item is not None:
-        inner = field.children or (field.item.children if field.item else {})
+        inner = field.below
         value["fields"] = [
             document(child, recursive=True)
             if recursive
@@ -357,8 +362,7 @@ def _below(field: Field, *, recursive: bool) -> Iterator[tuple[str, Field]]:
     if recursive:
         yield from ((child.path[start:], child) for child in field.walk())
         return
-    children = field.children or (field.item.children if field.item is not None else {})
-    yield from ((child.name, child) for child in children.values())
+    yield from ((child.name, child) for child in field.below.values())
 
 
 def _wrapped(head: str, text: str) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
 from kdist.status import documents
@@ -21,6 +21,18 @@ _TRAINING_STATES = (*RUNNING_STATES, "initializing", "hung")
 FINISHED_STATES = ("succeeded", "failed")
 
 _T = TypeVar("_T")
+# names in a document that differ from those of the fields
+_NAMES: Final = {
+    "restarts_left": "restarts_remaining",
+    "checkpoint_step": "last_checkpoint_step",
+    "checkpoint_time": "last_checkpoint_time",
+    "at_risk": "at_risk_seconds",
+}
+_RANK_NAMES: Final = {
+    "silence": "heartbeat_age",
+    "waiting": "collective_seconds",
+    "quiet": "quiet_seconds",
+}
 
 
 @dataclass(frozen=True)
@@ -177,16 +189,10 @@ class AgentStatus:
         state = documents.text(document, "state")
         if not state:
             return None
-        names = {
-            "restarts_left": "restarts_remaining",
-            "checkpoint_step": "last_checkpoint_step",
-            "checkpoint_time": "last_checkpoint_time",
-            "at_risk": "at_risk_seconds",
-        }
         found = documents.read_fields(
             cls,
             document,
-            names,
+            _NAMES,
             pod=pod,
             ranks=tuple(_ranks(pod, document, active=state in _TRAINING_STATES)),
             exit=ExitRecord.read(documents.at(document, "exit")),
@@ -232,7 +238,6 @@ def _read_failure(document: object) -> LastFailure | None:
 
 
 def _ranks(pod: str, document: object, *, active: bool) -> Iterator[RankStatus]:
-    names = {"silence": "heartbeat_age", "waiting": "collective_seconds", "quiet": "quiet_seconds"}
     for each in documents.items(document, "ranks"):
         if documents.integer(each, "rank") is None:
             continue
@@ -240,7 +245,9 @@ def _ranks(pod: str, document: object, *, active: bool) -> Iterator[RankStatus]:
         ended = documents.at(each, "ended")
         exited = ended is True or (ended is None and documents.text(each, "phase") == "exit")
         trains = active and not exited
-        yield RankStatus(**documents.read_fields(RankStatus, each, names, pod=pod, active=trains))
+        yield RankStatus(
+            **documents.read_fields(RankStatus, each, _RANK_NAMES, pod=pod, active=trains)
+        )
 
 
 def read_reports(documents: Mapping[str, object], *, run_id: str) -> dict[str, AgentStatus]:
@@ -350,56 +357,19 @@ _LINES: Final = 64
 _NUMBER: Final = 1 << 63
 _CATEGORIES: Final = 32
 
-_FIELDS: Final = (
-    "job",
-    "run_id",
-    "node",
-    "pid",
-    "state",
-    "phase",
-    "generation",
-    "world_size",
-    "step",
-    "target_steps",
-    "loss",
-    "learning_rate",
-    "samples_per_second",
-    "restarts",
-    "restarts_remaining",
-    "lost_steps",
-    "last_checkpoint_step",
-    "last_checkpoint_time",
-    "at_risk_seconds",
-    "checkpoint_interval",
-    "checkpoint_bytes",
-    "connections_refused",
-    "rendezvous_refused",
-    "rendezvous_refusal",
-    "exchange_key",
-    "waiting_for",
-    "slow_start",
-    "devices",
-    "tracker",
-    "failed_saves",
-    "checkpoint_room",
-)
-_RANK_FIELDS: Final = (
-    "rank",
-    "local_rank",
-    "step",
-    "step_seconds",
-    "busy_seconds",
-    "all_reduce_seconds",
-    "phase",
-    "heartbeat_age",
-    "collective",
-    "ended",
-    "group",
-    "quiet_seconds",
-    "collective_seconds",
-    "line",
-    "line_seconds",
-)
+
+def _told(kind: type, names: Mapping[str, str]) -> set[str]:
+    """The names in a document of what a dataclass keeps as a text or a number."""
+    told = {names.get(each.name, each.name) for each in fields(kind) if each.type in _PLAIN}
+    return told - {"pod"}
+
+
+_PLAIN: Final = ("str", "int", "int | None", "float | None", "bool | None")
+_FIELDS: Final = _told(AgentStatus, _NAMES) | {
+    *("job", "node", "pid", "phase", "exchange_key"),
+    *("connections_refused", "rendezvous_refused", "rendezvous_refusal"),
+}
+_RANK_FIELDS: Final = _told(RankStatus, _RANK_NAMES) | {"ended"}
 _FAILURE_FIELDS: Final = ("cause", "rank", "node", "machine", "step", "time", "primary", "is_full")
 _EXIT_FIELDS: Final = (
     "code",

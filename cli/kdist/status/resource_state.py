@@ -84,6 +84,7 @@ def read_resource(document: Document) -> ResourceState:
     decided = documents.text(accepted, "status")
     # of an older generation it says nothing about this one
     current = bool(decided) and observed >= generation
+    outdated = documents.condition(document, "Outdated")
     end = next(
         (
             (word, documents.text(found, "message"))
@@ -98,7 +99,9 @@ def read_resource(document: Document) -> ResourceState:
         seen=bool(status),
         accepted=decided == "True" if current else None,
         refusal=documents.text(accepted, "message") if current and decided == "False" else "",
-        outdated=_true_message(document, "Outdated"),
+        outdated=documents.text(outdated, "message")
+        if documents.text(outdated, "status") == "True"
+        else "",
         suspended=documents.at(document, "spec", "suspend") is True,
         finished=None if end is None else end[0],
         phase=documents.text(status, "phase"),
@@ -135,11 +138,6 @@ def _parse_loss(text: str) -> float | None:
 
 
 _ENDS: Mapping[str, Literal["succeeded", "failed"]] = {"Complete": "succeeded", "Failed": "failed"}
-
-
-def _true_message(document: Document, kind: str) -> str:
-    found = documents.condition(document, kind)
-    return documents.text(found, "message") if documents.text(found, "status") == "True" else ""
 
 
 def find_owning_resource(document: Document | None) -> Mapping[str, Any] | None:

@@ -101,7 +101,7 @@ def check(seen: Snapshot) -> None:
     """Everything that is made of a snapshot can be made, and shown."""
     assert json.dumps(seen.status.to_document(), allow_nan=False)
     assert json.dumps(diagnose(seen).to_document())
-    assert status_table.status_rows(seen.status)
+    assert list(status_table.status_rows(seen.status))
     assert all(
         len(row) == len(status_table.RANK_HEADER) for row in status_table.rank_rows(seen.status)
     )

@@ -173,16 +173,17 @@ def read_saved_step(checkpoints: Path) -> tuple[int | None, float | None]:
     return None, None
 
 
-def summary_rows(report: Report) -> list[tuple[str, str]]:
-    """(name, value) of every known result."""
-    outcome, *results = _rows(report)
-    return [outcome, *(("warning", str(each)) for each in report["warnings"]), *results]
-
-
-def _rows(report: Report) -> Iterator[tuple[str, str]]:
+def summary_rows(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield (name, value) of every known result."""
     steps, restarts, checkpoints = report["steps"], report["restarts"], report["checkpoints"]
     yield "outcome", str(report["outcome"])
-    yield from _step_rows(report)
+    yield from (("warning", str(each)) for each in report["warnings"])
+    if steps["reached"]:  # a script may report no steps
+        yield "steps", f"{steps['reached']:,}"
+    if steps["reached"] and steps["lost"] is not None:
+        yield "lost steps", f"{steps['lost']:,}"
+    if gaps := report.get("ledgerGaps"):
+        yield "ledger", _describe_gaps(gaps)
     if steps["samples"] is not None:
         yield "samples", number(steps["samples"])
     causes = ", ".join(f"{cause} {count}" for cause, count in restarts["byCause"].items())
@@ -192,52 +193,32 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     if report["recoverySeconds"]:
         yield "recovery", recoveries(report["recoverySeconds"])
     if report["goodput"] is not None and report["productiveSeconds"]:
-        yield (
-            "goodput",
-            (
-                f"{report['goodput']:.1%} ({seconds(report['productiveSeconds'])} of "
-                f"{seconds(report['elapsedSeconds'])})"
-            ),
-        )
+        spent = [seconds(report[f"{each}Seconds"]) for each in ("productive", "elapsed")]
+        yield "goodput", f"{report['goodput']:.1%} ({spent[0]} of {spent[1]})"
     if checkpoints["committed"]:
-        waited = (
-            f"the training waited {seconds(checkpoints['visibleSeconds'])} of "
-            f"{seconds(checkpoints['seconds'])}"
-        )
+        waited, of = (seconds(checkpoints[each]) for each in ("visibleSeconds", "seconds"))
         written = checkpoints.get("bytesPerHour")
         rate = f", {size(written)} written an hour" if written else ""
-        yield (
-            "checkpoints",
-            f"{checkpoints['committed']}, last {size(checkpoints['bytes'])}{rate}; {waited}",
-        )
+        last = f"{checkpoints['committed']}, last {size(checkpoints['bytes'])}{rate}"
+        yield "checkpoints", f"{last}; the training waited {waited} of {of}"
     if at_risk := checkpoints.get("atRiskSeconds"):
         yield "not saved", f"the last {seconds(at_risk)} of training"
     if checkpoints["fellBack"]:
         yield "damaged checkpoints", f"{checkpoints['fellBack']}, skipped"
-    yield from _losses(report)
+    if report["loss"] is not None:
+        yield "final loss", number(report["loss"])
+    if report.get("nonFiniteLoss"):
+        yield "loss", _nonfinite(report)
+    if report.get("separateRanks"):
+        yield "process group", f"none of {report['separateRanks']} ranks has formed one"
     for name, value in report["metrics"].items():
-        yield (
-            f"test {name}",
-            f"{value:.2%}" if name == "accuracy" and isinstance(value, float) else number(value),
-        )
+        is_share = name == "accuracy" and isinstance(value, float)
+        yield f"test {name}", f"{value:.2%}" if is_share else number(value)
     shown = {"ran on": report["devices"], "tracker": report.get("tracker")}
     yield from ((name, str(each)) for name, each in shown.items() if each)
-    yield (
-        "wall time",
-        seconds(report["wallSeconds"])
-        + (f" (invocation {report['invocation']})" if report["invocation"] > 1 else ""),
-    )
+    later = f" (invocation {report['invocation']})" if report["invocation"] > 1 else ""
+    yield "wall time", f"{seconds(report['wallSeconds'])}{later}"
     yield "folder", str(report["folder"])
-
-
-def _step_rows(report: Report) -> Iterator[tuple[str, str]]:
-    steps = report["steps"]
-    if steps["reached"]:  # a script may report no steps
-        yield "steps", f"{steps['reached']:,}"
-    if steps["reached"] and steps["lost"] is not None:
-        yield "lost steps", f"{steps['lost']:,}"
-    if gaps := report.get("ledgerGaps"):
-        yield "ledger", _describe_gaps(gaps)
 
 
 def _describe_gaps(gaps: Sequence[Sequence[int]]) -> str:
@@ -246,15 +227,6 @@ def _describe_gaps(gaps: Sequence[Sequence[int]]) -> str:
     more = " and more" if len(gaps) > 3 else ""
     where = f"{', '.join(shown)}{more}"
     return f"has no line of {count(f'{total:,}', 'step')} ({where}): times and goodput lack them"
-
-
-def _losses(report: Report) -> Iterator[tuple[str, str]]:
-    if report["loss"] is not None:
-        yield "final loss", number(report["loss"])
-    if report.get("nonFiniteLoss"):
-        yield "loss", _nonfinite(report)
-    if report.get("separateRanks"):
-        yield "process group", f"none of {report['separateRanks']} ranks has formed one"
 
 
 def _nonfinite(report: Report) -> str:

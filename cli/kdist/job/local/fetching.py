@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kdist.events import Entry, LogTail, parse
 from kdist.job.local.run_dir import RunFolder, open_private
-from kdist.job.local.supervisor import KILL_SECONDS, Outcome, SignalQueue
+from kdist.job.local.supervisor import KILL_SECONDS, OnEvent, Outcome, SignalQueue
 from kdist.spec import Exit, FetchSource, TrainingJob, list_sources
 from kdist.status import FETCHER, FetchProgress, documents
 from kdist_trainer.formats.json_text import encode_json
@@ -79,12 +79,6 @@ def plan_fetches(job: TrainingJob, folder: RunFolder) -> list[FetchCommand]:
     return found
 
 
-class LogEvent(Protocol):
-    """Logs an event of kdist itself."""
-
-    def __call__(self, node: str, event: str, /, **fields: object) -> None: ...
-
-
 @dataclass
 class Fetches:
     """All fetches of one invocation, one after the other.
@@ -104,7 +98,7 @@ class Fetches:
     directory: Path
     handle: Callable[[Entry], None]
     draw: Callable[[], None]
-    log_event: LogEvent
+    log_event: OnEvent
     stopped_by: signal.Signals | None = field(default=None, init=False)
     _killed: bool = field(default=False, init=False)
 

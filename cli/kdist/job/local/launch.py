@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from kdist.errors import KdistError, UsageError
 from kdist.job.local import run_dir
@@ -86,19 +87,18 @@ def plan_agents(
     """
     problems: list[str] = []
     location = CheckpointLocation.of_run(folder.run)
-    shared = [
-        "--checkpoints",
-        location.text,
-        *_code(job, base, problems),
-        *_data(job, base, problems),
-        *_weights(job),
-        *_gpus(job, devices),
-    ]
+    shared = ["--checkpoints", location.text]
+    shared += [*_code(job, base, problems), *_data(job, base, problems)]
+    for source in list_fetches(job):
+        shared += ["--init", str(folder_of(source) / "files")] if source.is_weights else []
+    count = job.spec.nodes.max + job.spec.nodes.standby
+    # without which an agent does not start, where the machine seems to have as many
+    if (wanted := job.spec.resources.gpu) and len(devices or ()) // count >= wanted:
+        shared += ["--gpus", str(wanted)]
     variables = {**environment, **_variables(job, environment, problems), "PYTHONUNBUFFERED": "1"}
     variables |= location.variables
     if problems:
         raise UsageError("; ".join(problems))
-    count = job.spec.nodes.max + job.spec.nodes.standby
     commands = []
     for index in range(count):
         node = f"node-{index}"
@@ -108,7 +108,10 @@ def plan_agents(
         argv += ["--rendezvous", f"file:{folder.store}", "--port", "0"]
         argv += ["--parent-pipe", str(folder.parent_pipe), *shared]
         mine = variables | {SCRATCH: scratch, LOG_FILE: str(folder.log(node))}
-        mine |= _share(devices, index, count)
+        if devices is not None and count > 1:
+            # its own GPUs, because NCCL rejects two ranks on one; none where they are too few
+            each = len(devices) // count
+            mine["CUDA_VISIBLE_DEVICES"] = ",".join(devices[index * each : (index + 1) * each])
         commands.append(AgentCommand(node, argv, mine, base, folder.log(node)))
     return commands
 
@@ -137,24 +140,6 @@ def list_devices(environment: Mapping[str, str]) -> list[str]:
         return list(takewhile(lambda device: device not in ("", "-1"), named))
     numbers = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
     return sorted((number for number in numbers if number.isdigit()), key=int)
-
-
-def _share(devices: Sequence[str] | None, index: int, count: int) -> dict[str, str]:
-    """A node's own GPUs, because NCCL rejects two ranks on one GPU. With fewer GPUs than nodes all
-    use the CPU.
-    """
-    if devices is None or count == 1:
-        return {}
-    each = len(devices) // count
-    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[index * each : (index + 1) * each])}
-
-
-def _gpus(job: TrainingJob, devices: Sequence[str] | None) -> list[str]:
-    """The GPUs without which an agent does not start: those that the job asks for, where the
-    machine seems to have as many.
-    """
-    wanted, nodes = job.spec.resources.gpu, job.spec.nodes.max + job.spec.nodes.standby
-    return ["--gpus", str(wanted)] if wanted and len(devices or ()) // nodes >= wanted else []
 
 
 def _code(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
@@ -188,12 +173,6 @@ def _data(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
             problems.append(f"spec.data[{index}].path: {path} does not exist")
         arguments += ["--data", f"{data.mount_path}={path}"]
     return arguments
-
-
-def _weights(job: TrainingJob) -> list[str]:
-    """The folder with the weights of `train.init.url`."""
-    found = [folder_of(source) / "files" for source in list_fetches(job) if source.is_weights]
-    return [argument for folder in found for argument in ("--init", str(folder))]
 
 
 def _variables(
@@ -326,14 +305,16 @@ def launch_detached(argv: Sequence[str], cwd: Path) -> Launched:
 
 
 def _await_begin(process: subprocess.Popen[bytes], reader: int, output: int) -> Launched:
+    report: Any = None  # of the started process; it may end without one
     try:
-        report = _read_report(reader)
+        with os.fdopen(os.dup(reader), "rb") as stream, suppress(MalformedTextError):
+            report = parse_json(stream.readline())
     except KeyboardInterrupt:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         process.wait()
         raise
-    if report is not None:
+    if isinstance(report, dict):
         process.returncode = 0  # it goes on; this process does not wait for it
         return Launched(
             True, 0, name=str(report["job"]), log=Path(str(report["log"])), pid=process.pid
@@ -342,16 +323,6 @@ def _await_begin(process: subprocess.Popen[bytes], reader: int, output: int) -> 
     size = os.fstat(output).st_size
     text = os.pread(output, size, 0).decode(errors="replace")
     return Launched(False, 128 - code if code < 0 else code, output=text)
-
-
-def _read_report(reader: int) -> Mapping[str, object] | None:
-    """The report of the started process; None if the process ended without one."""
-    with os.fdopen(os.dup(reader), "rb") as stream:
-        try:
-            report = parse_json(stream.readline())
-        except MalformedTextError:
-            return None
-    return report if isinstance(report, dict) else None
 
 
 class LauncherLink:

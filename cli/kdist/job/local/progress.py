@@ -4,7 +4,6 @@ status requests. `kdist.views.live` renders it.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 
 from kdist.events import Entry, Event
 from kdist.job.local.agents import StatusReply
-from kdist.status import FetchProgress
+from kdist.status import FetchProgress, documents
 from kdist.status.step_history import StepHistory
 
 STALE_SECONDS = 3.0  # without a reply, after which an agent's numbers are marked as stale
@@ -139,7 +138,7 @@ class Progress:
         if kind in _FETCHING:
             self._observe_fetch(event)
         # After a retryable failure, the events that follow say what happens to the agent.
-        if kind != "failed" or (_integer(event.get("code")) or 0) < _RETRYABLE:
+        if kind != "failed" or (documents.integer(event, "code") or 0) < _RETRYABLE:
             node.phase = _PHASES.get(kind, node.phase)
             if kind == "stopping" and event.get("saves") is False:
                 node.phase = "stops"
@@ -151,11 +150,11 @@ class Progress:
             node.phase = "running"
         if kind == "agent-started":
             node.reply = None
-        self.generation = max(self.generation, _integer(event.get("generation")) or 0)
+        self.generation = max(self.generation, documents.integer(event, "generation") or 0)
         if kind in ("rendezvous-completed", "agent-ended"):
             self.bars.clear()
         if kind == "rendezvous-completed":
-            self.world = _integer(event.get("world_size")) or self.world
+            self.world = documents.integer(event, "world_size") or self.world
         elif kind == "restarting":
             self._observe_restart(event)
         elif kind == "training-started":
@@ -164,14 +163,14 @@ class Progress:
             self.saves = True
         elif kind == "checkpoint-committed":
             self.saves = True
-            self.saved_step = _integer(event.get("step"))
+            self.saved_step = documents.integer(event, "step")
             self.saved_at = time.time()
         elif kind in ("progress", "resumed", "continued", "first-step", "done"):
-            self.rate = _or(_number(event.get("samples_per_second")), self.rate)
+            self.rate = _or(documents.number(event, "samples_per_second"), self.rate)
             self._record_step(event)
 
     def _observe_restart(self, event: Event) -> None:
-        made, budget = _integer(event.get("restarts")) or 0, _integer(event.get("budget"))
+        made, budget = documents.integer(event, "restarts") or 0, documents.integer(event, "budget")
         self.restarts = max(self.restarts, made)
         if event.get("counted") != "machines":  # which do not spend maxRestarts
             self.left = None if budget is None else budget - made
@@ -204,17 +203,18 @@ class Progress:
             rates = [
                 rate
                 for each in statuses
-                if (rate := _number(each.get("samples_per_second"))) is not None
+                if (rate := documents.number(each, "samples_per_second")) is not None
             ]
             self.rate = sum(rates) if rates else self.rate  # each agent reports its own ranks
-        if _number(status.get("last_checkpoint_step")) and _number(
-            status.get("last_checkpoint_time")
-        ):
-            self.saved_step = int(status["last_checkpoint_step"])
-            self.saved_at = float(status["last_checkpoint_time"])
-        self.restarts = max(self.restarts, _integer(status.get("restarts")) or 0)
+        step, saved_at = (
+            documents.number(status, f"last_checkpoint_{key}") for key in ("step", "time")
+        )
+        if step and saved_at:
+            self.saved_step, self.saved_at = int(step), saved_at
+        self.restarts = max(self.restarts, documents.integer(status, "restarts") or 0)
         if self.left is not None:  # a commit gives all of them back
-            self.left = _integer(_or(_number(status.get("restarts_remaining")), self.left))
+            left = documents.integer(status, "restarts_remaining")
+            self.left = self.left if left is None else left
 
     @property
     def at_risk(self) -> float | None:
@@ -222,18 +222,18 @@ class Progress:
         tells now.
         """
         replies = [node.reply.status for node in self.nodes.values() if node.is_here and node.reply]
-        newest = max((_integer(each.get("generation")) or 0 for each in replies), default=0)
+        newest = max((documents.integer(each, "generation") or 0 for each in replies), default=0)
         found = [
-            _number(each.get("at_risk_seconds"))
+            documents.number(each, "at_risk_seconds")
             for each in replies
-            if (_integer(each.get("generation")) or 0) == newest
+            if (documents.integer(each, "generation") or 0) == newest
         ]
         return max((each for each in found if each is not None), default=None)
 
     def _record_step(self, fields: Mapping[str, Any]) -> None:
-        step, loss = _integer(fields.get("step")), _number(fields.get("loss"))
-        self.target = _integer(fields.get("target")) or self.target
-        self.learning_rate = _or(_number(fields.get("learning_rate")), self.learning_rate)
+        step, loss = documents.integer(fields, "step"), documents.number(fields, "loss")
+        self.target = documents.integer(fields, "target") or self.target
+        self.learning_rate = _or(documents.number(fields, "learning_rate"), self.learning_rate)
         if step is None or step == self.step or (step < self.step and not self.allow_rollback):
             return  # the nodes' replies differ in age: an older one must not reset the step
         self.allow_rollback = False
@@ -283,17 +283,6 @@ class Progress:
             return "the ranks evaluate the model"
         listed = f"; the ranks are in: {', '.join(sorted(activities))}" if activities else ""
         return f"no step for {idle:.0f} s{listed}"
-
-
-def _number(value: object) -> float | None:
-    if value in ("nan", "inf", "-inf"):  # JSON has no numbers for these
-        return float(str(value))
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _integer(value: object) -> int | None:
-    found = _number(value)
-    return None if found is None or not math.isfinite(found) else int(found)
 
 
 def _or(value: float | None, otherwise: float | None) -> float | None:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -221,28 +220,25 @@ class RunFolder:
             KdistError: the folder cannot be written.
         """
         try:
-            self._begin(train_json, command)
+            invocation: dict[str, Any] = {"started": time.time(), "ended": None, "outcome": None}
+            if command:
+                invocation |= {"command": list(command), "cwd": str(Path.cwd())}
+            self.run["invocations"].append(invocation)
+            write_json(self.root / "run.json", stamp("run.json", self.run))
+            for old in self.root.glob("rendezvous-*"):
+                shutil.rmtree(old, ignore_errors=True)
+            for note in ("agent.json", "agents", "exit.json"):
+                for left in (*self.root.glob(f"node-*/{note}"), *self.root.glob(f"fetch-*/{note}")):
+                    left.unlink(missing_ok=True)
+            make_private(self.store.parent)
+            if not self.checkpoints.is_dir():  # a folder of the user's stays as it is
+                make_private(self.checkpoints)
+            if train_json is not None:
+                _write(self.root / "train.json", train_json)
         except OSError as error:
             raise KdistError(
                 f"the run folder {self.root} cannot be written: {error.strerror}"
             ) from error
-
-    def _begin(self, train_json: str | None, command: Sequence[str]) -> None:
-        invocation: dict[str, Any] = {"started": time.time(), "ended": None, "outcome": None}
-        if command:
-            invocation |= {"command": list(command), "cwd": str(Path.cwd())}
-        self.run["invocations"].append(invocation)
-        write_json(self.root / "run.json", stamp("run.json", self.run))
-        for old in self.root.glob("rendezvous-*"):
-            shutil.rmtree(old, ignore_errors=True)
-        for note in ("agent.json", "agents", "exit.json"):
-            for left in (*self.root.glob(f"node-*/{note}"), *self.root.glob(f"fetch-*/{note}")):
-                left.unlink(missing_ok=True)
-        make_private(self.store.parent)
-        if not self.checkpoints.is_dir():  # a folder of the user's stays as it is
-            make_private(self.checkpoints)
-        if train_json is not None:
-            _write(self.root / "train.json", train_json)
 
     def end(self, outcome: str) -> None:
         """Record how the invocation ended. Raises `OSError` if the file cannot be written; the
@@ -355,15 +351,9 @@ def _archive(root: Path) -> list[Path]:
 
 
 def _free_name(folder: Path, stamp: str) -> Path:
-    taken = {
-        path.name
-        for path in folder.parent.iterdir()
-        if re.match(re.escape(f"{folder.name}.{stamp}"), path.name)
-    }
-    names = (
-        f"{folder.name}.{stamp}{suffix}"
-        for suffix in ("", *(f"-{number}" for number in range(1, len(taken) + 2)))
-    )
+    taken = {path.name for path in folder.parent.iterdir()}
+    suffixes = ("", *(f"-{number}" for number in range(1, len(taken) + 2)))
+    names = (f"{folder.name}.{stamp}{suffix}" for suffix in suffixes)
     return folder.with_name(next(name for name in names if name not in taken))
 
 

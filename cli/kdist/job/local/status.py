@@ -60,12 +60,19 @@ def read_status(job: LocalJob) -> JobStatus:
     least = documents.integer(train, "nodes", "min") or 1
     most = documents.integer(train, "nodes", "max") or least
     active = job.active
-    reports = _ask_agents(job.root) if active else {}
+    samples = agents.fetch_samples(job.root) if active else {}
+    asked = ((node, AgentStatus.read(node, dict(each.status))) for node, each in samples.items())
+    reports = {node: report for node, report in asked if report is not None}
     pods = _pods(job.root, reports, started=started) if active else ()
     record = None if active else _find_record(job)
     has_group = any(report.generation for report in reports.values())
     past = {} if has_group else _read_past(job, active=active)
-    told = _read_training(reports, _last_progress(job.root))
+    if reports:
+        restarts = max(report.restarts for report in reports.values())
+        told = {**read_training(newest_generation(reports)), "restarts": restarts}
+    else:
+        target = documents.integer(_last_progress(job.root), "target")
+        told = {"target_steps": target} if target else {}
     ended = len(list(job.root.glob("node-*/exit.json"))) if active else 0
     phase, reason, message = (
         _decide_active(_in_group(reports), most, ended=ended)
@@ -109,26 +116,12 @@ def _in_group(reports: Mapping[str, AgentStatus]) -> dict[str, AgentStatus]:
     return {node: report for node, report in reports.items() if report.state != STANDBY_STATE}
 
 
-def _ask_agents(root: Path) -> dict[str, AgentStatus]:
-    found = {
-        node: AgentStatus.read(node, dict(sample.status))
-        for node, sample in agents.fetch_samples(root).items()
-    }
-    return {node: report for node, report in found.items() if report is not None}
-
-
-def _describe_state(report: AgentStatus | None) -> str:
-    """The state of an agent, as that of its pod would be shown."""
-    if report is None:
-        return "Starting"
-    return "Standby" if report.state == STANDBY_STATE else "Running"
-
-
 def _pods(root: Path, reports: Mapping[str, AgentStatus], *, started: float | None) -> list[Pod]:
     host = os.uname().nodename
     found = []
     for index, scratch in enumerate(sorted(root.glob("node-*"))):
         answers = scratch.name in reports
+        stands_by = answers and reports[scratch.name].state == STANDBY_STATE
         found.append(
             Pod(
                 name=scratch.name,
@@ -136,7 +129,7 @@ def _pods(root: Path, reports: Mapping[str, AgentStatus], *, started: float | No
                 index=index,
                 node=host,
                 phase="Running",
-                state=_describe_state(reports.get(scratch.name)),
+                state="Starting" if not answers else "Standby" if stands_by else "Running",
                 ready=answers,
                 running=answers,
                 scheduled=True,
@@ -280,21 +273,6 @@ def _last_progress(root: Path) -> Mapping[str, Any]:
     return {}
 
 
-def _read_training(
-    reports: Mapping[str, AgentStatus], progress: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The numbers of the newest worker group; without an agent that answers only the target."""
-    if not reports:
-        target = documents.integer(progress, "target")
-        return {"target_steps": target} if target else {}
-    restarts = max(report.restarts for report in reports.values())
-    return {**read_training(newest_generation(reports)), "restarts": restarts}
-
-
-_CAUSES = {"NotSaved": "not-saved"}
-"""Causes that are not the reason of the status in small letters."""
-
-
 @dataclass(frozen=True)
 class RunSnapshot(Snapshot):
     """The status of a run, where rules expect the documents of a cluster."""
@@ -322,7 +300,7 @@ def diagnose_run(seen: RunSnapshot) -> Diagnosis:
     if status.phase in (Phase.UNKNOWN, Phase.STOPPED) or (
         status.phase is Phase.FAILED and status.exit_record is None
     ):
-        cause = _CAUSES.get(status.reason, status.reason.lower()) or "failed"
+        cause = status.reason.replace("NotSaved", "not-saved").lower() or "failed"
         words = f"{job.name} does not run: {status.message or 'its agents left no exit record'}"
         fix = f"start it again: {DiagnosticContext(seen).continuation}"
         commands = (job.next_run, job.kdist("logs", "--tail", "20"))

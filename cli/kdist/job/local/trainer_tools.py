@@ -30,12 +30,8 @@ def run_checkpoint_tool(
 
 def copy_records(bucket: CheckpointLocation, folder: Path) -> None:
     """Copy the ledger and DONE of a run from its bucket to a folder. Raises `KdistError`."""
-    _run(
-        bucket,
-        "records",
-        ("--out", str(folder)),
-        failure=f"the bucket {bucket.text} cannot be read",
-    )
+    failure = f"the bucket {bucket.text} cannot be read"
+    _run(bucket, "records", ("--out", str(folder)), failure=failure)
 
 
 def refresh_records(root: Path) -> Path:
@@ -77,32 +73,25 @@ def fetch_kept_logs(
     for node in nodes:
         found[node] = folder / node
         selection = ("--name", node, "--generation", str(wanted))
-        command = [sys.executable, "-m", "kdist_trainer.checkpoint", "logs", checkpoints.text]
         with open_private(found[node], "wb") as file:
-            done = subprocess.run(
-                [*command, *selection],
-                stdout=file,
-                check=False,
-                env={**os.environ, **checkpoints.variables},
-            )
+            done = _start(checkpoints, "logs", selection, stdout=file)
         if done.returncode != 0:
             raise KdistError(f"{failure}: exit code {done.returncode}")
     return found
 
 
+def _start(
+    checkpoints: CheckpointLocation, action: str, arguments: Sequence[str], **output: Any
+) -> subprocess.CompletedProcess[str]:
+    tool = [sys.executable, "-m", "kdist_trainer.checkpoint", action, checkpoints.text]
+    environment = {**os.environ, **checkpoints.variables}
+    return subprocess.run([*tool, *arguments], text=True, check=False, env=environment, **output)
+
+
 def _run(
     checkpoints: CheckpointLocation, action: str, arguments: Sequence[str], *, failure: str
 ) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "-m",
-        "kdist_trainer.checkpoint",
-        action,
-        checkpoints.text,
-        *arguments,
-    ]
-    environment = {**os.environ, **checkpoints.variables}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = _start(checkpoints, action, arguments, capture_output=True)
     try:
         document: Any = parse_json(done.stdout, allow_nan=True)
     except MalformedTextError:

@@ -60,7 +60,7 @@ def test_a_loss_that_was_not_finite_is_said_where_a_run_is_called_done() -> None
 
 
 def test_the_table_holds_what_the_run_cost_and_what_came_of_it() -> None:
-    assert end_report.summary_rows(make_report()) == [
+    assert list(end_report.summary_rows(make_report())) == [
         ("outcome", "done"),
         ("steps", "350"),
         ("lost steps", "12"),

@@ -22,6 +22,7 @@ from kdist.events import Entry
 from kdist.job import local
 from kdist.job.local.progress import Progress
 from kdist.views import live
+from kdist.views.frame import Frame
 from kdist_trainer.processes.liveness import Heartbeat
 
 HERE = Path(__file__).parent
@@ -61,7 +62,7 @@ class Photographer:
             command = f"$ kdist run {JOB.relative_to(HERE.parent)}"
             hint = "Ctrl-C saves and stops; twice exits without saving"
             view = live.from_progress(progress, hint=hint)
-            self.picture = Group(command, *self.lines, live.render(view))
+            self.picture = Group(command, *self.lines, Frame(view))
             os.kill(os.getpid(), signal.SIGINT)
 
 

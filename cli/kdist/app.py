@@ -83,7 +83,6 @@ MEANT = {
     "tensorboard": "kdist port-forward NAME tensorboard",
     "train": "kdist run",
 }
-_DRY_RUNS = ("none", "client", "server")
 
 
 def keep_lines(text: str) -> str:
@@ -148,10 +147,7 @@ class Commands(click.Group):
             raise UsageError(
                 f"there is no command `{args[0]}`", hint=hint, next_command="kdist --help"
             )
-        name, command, rest = super().resolve_command(ctx, args)
-        if command is not None and any(each.name == "dry_run" for each in command.params):
-            rest = _complete_dry_run(rest)
-        return name, command, rest
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; the error of a job that does not exist says where else kdist looked."""
@@ -199,17 +195,6 @@ def _prepare_completion() -> None:
         silence = os.open(os.devnull, os.O_RDWR)
         os.dup2(silence, 0)
         os.dup2(silence, 2)
-
-
-def _complete_dry_run(args: list[str]) -> list[str]:
-    """`--dry-run` without a value is `--dry-run=client`, as it once was for kubectl."""
-    found = list(args)
-    end = found.index("--") if "--" in found else len(found)
-    for index, each in enumerate(found[:end]):
-        if each == "--dry-run" and found[index + 1 : index + 2] not in ([one] for one in _DRY_RUNS):
-            console.message("--dry-run means --dry-run=client; --dry-run=server asks the cluster")
-            found[index] = "--dry-run=client"
-    return found
 
 
 def report(error: Exception) -> int:

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import click
 
 from kdist import terminal
-from kdist.errors import InvalidJobError, KdistError, Problem
+from kdist.errors import InvalidJobError, KdistError
 from kdist.terminal import columns
 from kdist_trainer.formats import CLI_API_VERSION
 from kdist_trainer.formats.json_text import encode_json
@@ -238,22 +238,16 @@ def error(problem: KdistError) -> None:
     """Print an error: its problems with locations, the message, the hint and the next command."""
     if isinstance(problem, InvalidJobError):
         for each in problem.problems:
-            _problem(each)
+            message(f"{style(each.where, bold=True)}: {each.sentence}")
+            if each.excerpt:
+                margin = f"{each.line:>6} | "
+                message(f"{margin}{each.excerpt}")
+                mark = f"{' ' * (each.column - 1)}{style('^' * each.width, 'red')}"
+                message(f"{' ' * (len(margin) - 2)}| {mark}")
+            if each.hint:
+                message(f"       hint: {each.hint}")
     _message(problem.message, f"{style('Error:', 'red', bold=True)} ")
     if problem.hint:
         _message(problem.hint, f"{style('Hint:', bold=True)} ")
     if problem.next_command:
         message(f"{style('Next:', bold=True)} {problem.next_command}")
-
-
-def _problem(problem: Problem) -> None:
-    message(f"{style(problem.where, bold=True)}: {problem.sentence}")
-    if problem.excerpt:
-        margin = f"{problem.line:>6} | "
-        message(f"{margin}{problem.excerpt}")
-        message(
-            " " * (len(margin) - 2)
-            + f"| {' ' * (problem.column - 1)}{style('^' * problem.width, 'red')}"
-        )
-    if problem.hint:
-        message(f"       hint: {problem.hint}")

@@ -43,10 +43,14 @@ def parse_yaml(text: str | bytes, *, tags: Mapping[str, Construct] | None = None
     """
     if len(text) > MAX_BYTES:
         raise MalformedTextError(f"is larger than {MAX_BYTES} bytes")
+
+    class Loader(_LOADER):  # type: ignore[misc]  # chosen when it runs
+        yaml_constructors: ClassVar[dict[Any, Any]] = {**_LOADER.yaml_constructors, **(tags or {})}
+
     try:
         decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         _check_bounds(decoded)
-        return list(yaml.load_all(decoded, Loader=_loader(tags or {})))
+        return list(yaml.load_all(decoded, Loader=Loader))
     except MalformedTextError:
         raise
     except yaml.MarkedYAMLError as error:
@@ -82,13 +86,6 @@ def _check_bounds(text: str) -> None:
             raise MalformedTextError(f"is nested deeper than {MAX_DEPTH} levels")
         if values > MAX_VALUES:
             raise MalformedTextError(f"has more than {MAX_VALUES} values, including aliases")
-
-
-def _loader(tags: Mapping[str, Construct]) -> Any:
-    class Loader(_LOADER):  # type: ignore[misc]  # chosen when it runs
-        yaml_constructors: ClassVar[dict[Any, Any]] = {**_LOADER.yaml_constructors, **tags}
-
-    return Loader
 
 
 def needs_escapes(text: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from kdist import backends, deploy
+from kdist import backends
 from kdist.backends import Placement
 from kdist.errors import KdistError
 from kdist.manifest import CLAIM, NODES_ANNOTATION, ForeignError, ObjectKey, find_owner
@@ -358,7 +358,7 @@ def _suspend(
     if not differs:
         return None if want == observed.asked else _Step((record,))
     pods_stay = observed.backend is not None and observed.backend.keeps_alive
-    if not want and pods_stay and not deploy.is_renewed(observed.workload):
+    if not want and pods_stay and not documents.is_renewed(observed.workload):
         return _Step()
     return _Step((_suspension(wanted, suspended=want), record))
 

@@ -179,18 +179,6 @@ def test_help_and_a_command_show_the_help_of_the_command(kdist: Kdist) -> None:
     assert kdist("help").stdout == kdist("--help").stdout
 
 
-def test_a_bare_dry_run_is_the_clients_and_takes_no_file_for_its_value(
-    job_file: Path, kdist: Kdist
-) -> None:
-    image = ("--set", "spec.image=registry.example.com/trainer:1")
-    bare = kdist("apply", *image, "--dry-run", "job.yaml")
-    assert (bare.exit_code, bare.stdout) == (
-        0,
-        kdist("apply", *image, "--dry-run=client", "job.yaml").stdout,
-    )
-    assert "--dry-run means --dry-run=client" in bare.stderr
-
-
 def test_the_options_of_a_cluster_may_stand_before_the_command(
     kdist: Kdist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,19 +185,11 @@ def _measure_locally(job: TrainingJob, base: Path) -> Result:
     """Run the bench as processes on this machine. Its folder is deleted unless something failed."""
     import shutil
 
-    from kdist import bench, events, render
+    from kdist import bench, render
+    from kdist.commands.run import Lines
     from kdist.job import local
 
     local.check_torch()
-
-    class Lines:
-        """One line per event on stderr."""
-
-        def show(self, entry: Any) -> None:
-            console.message(events.format_line(entry))
-
-        def draw(self, progress: Any) -> None:  # noqa: ARG002 - Display's signature
-            console.flush_messages()
 
     train_json = render.read_train_json(render.render(job))
     with console.nonblocking_messages():
@@ -205,12 +197,8 @@ def _measure_locally(job: TrainingJob, base: Path) -> Result:
             job, train_json, base=base, fresh=True, display=Lines(), lines_only=True
         )
     folder = Path(str(ended.report["folder"]))
-    lines = [
-        line
-        for log in sorted(folder.glob("node-*/log"))
-        for line in log.read_text(errors="replace").split("\n")
-    ]
-    result = bench.read_events(lines)
+    logs = [log.read_text(errors="replace") for log in sorted(folder.glob("node-*/log"))]
+    result = bench.read_events(line for text in logs for line in text.split("\n"))
     if ended.stopped_by is not None:
         raise KdistError("the benchmark was stopped", code=Code.INTERRUPTED)
     if not result.done:

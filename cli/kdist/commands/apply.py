@@ -130,21 +130,27 @@ def _send(
 
     plan: Plan | ResourcePlan
     if deploy.uses_resource(cluster, job.metadata.name, direct=direct):
-        _check_take_over(job, take_over=take_over)
+        if take_over:
+            raise UsageError(
+                f"--take-over is not for TrainingJobs, and {job.metadata.name} would be one",
+                hint="the annotation kdist.dev/run: NAME in metadata.annotations continues the run "
+                "that has locked the checkpoints; --direct applies the job's objects themselves",
+            )
+        what = "TrainingJob"
         plan = deploy.plan_resource(cluster, job, base=base)
         results = deploy.send_resource(cluster, plan, dry_run=dry_run, force=force_conflicts)
     else:
         plan = deploy.make_plan(cluster, job, base=base, take_over=take_over)
         results = deploy.send(cluster, plan, dry_run=dry_run, force=force_conflicts)
+        place = plan.placement
+        what = f"backend {place.backend}, rendezvous {place.rendezvous}, run {place.run_id}"
     for text in plan.warnings:
         console.warning(text)
     if plan.folder is not None:
         console.message(plan.folder.describe())
     note = " (server dry run)" if dry_run else ""
-    console.message(
-        f"context {cluster.context}, namespace {cluster.namespace}: {job.metadata.name} "
-        f"as {_describe(plan)}"
-    )
+    where = f"context {cluster.context}, namespace {cluster.namespace}"
+    console.message(f"{where}: {job.metadata.name} as {what}")
     sent = list(_tell(results, note if output == "table" else None))
     configured = any(each.applied.verb == "configured" for each in sent)
     if isinstance(plan, deploy.Plan) and plan.exists and configured and not dry_run:
@@ -167,16 +173,6 @@ def _tell(results: Iterable[ApplyResult], note: str | None) -> Iterator[ApplyRes
                 console.warning(text)
         shown.update(each.applied.warnings)
         yield each
-
-
-def _check_take_over(job: TrainingJob, *, take_over: bool) -> None:
-    """Raise `UsageError` for --take-over with a TrainingJob, which has no such field."""
-    if take_over:
-        raise UsageError(
-            f"--take-over is not for TrainingJobs, and {job.metadata.name} would be one",
-            hint="the annotation kdist.dev/run: NAME in metadata.annotations continues the run "
-            "that has locked the checkpoints; --direct applies the job's objects themselves",
-        )
 
 
 def _await_answers(
@@ -253,15 +249,6 @@ def _wait(applied_jobs: Iterable[tuple[Cluster, str]], timeout: float | None) ->
         done = in_cluster(cluster, name, dialog=targets.DIALOG).wait("done", timeout=left)
         if done is not None:
             console.message(describe_status(done))
-
-
-def _describe(plan: Plan | ResourcePlan) -> str:
-    from kdist import deploy
-
-    if isinstance(plan, deploy.ResourcePlan):
-        return "TrainingJob"
-    placement = plan.placement
-    return f"backend {placement.backend}, rendezvous {placement.rendezvous}, run {placement.run_id}"
 
 
 def _show(jobs: Iterable[tuple[TrainingJob, Path]], *, output: str) -> int:

@@ -18,6 +18,18 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _FORMATS = ("table", "json", "yaml", "name")
+_REJECTED = {  # why checkpoints cannot be resumed from: in words, and what to do
+    "damaged": ("damaged", "training skips damaged checkpoints"),
+    "unreadable": (
+        "cannot be read",
+        "every byte is as it was written, but no training can read them: resume from another one, "
+        "or read them with the version of kdist-trainer that wrote them",
+    ),
+    "unsupported": (
+        "of a newer version",
+        "train with the version of kdist-trainer that wrote them",
+    ),
+}
 
 
 def _complete_words(
@@ -161,29 +173,9 @@ def _show(document: dict[str, Any], output: str) -> int:
         console.table(checkpoints.checkpoint_rows(document), header=checkpoints.HEADER)
     else:
         console.message(f"there are no checkpoints in {document.get('folder')}")
-    bad = checkpoints.rejected(document, "damaged")
-    if bad:
-        console.error(
-            KdistError(
-                f"{len(bad)} damaged: {', '.join(bad)}",
-                hint="training skips damaged checkpoints",
-            )
-        )
-    unreadable = checkpoints.rejected(document, "unreadable")
-    if unreadable:
-        console.error(
-            KdistError(
-                f"{len(unreadable)} cannot be read: {', '.join(unreadable)}",
-                hint="every byte is as it was written, but no training can read them: resume from "
-                "another one, or read them with the version of kdist-trainer that wrote them",
-            )
-        )
-    newer = checkpoints.rejected(document, "unsupported")
-    if newer:
-        console.error(
-            KdistError(
-                f"{len(newer)} of a newer version: {', '.join(newer)}",
-                hint="train with the version of kdist-trainer that wrote them",
-            )
-        )
-    return Code.ERROR if bad or unreadable or newer else Code.OK
+    failed = False
+    for reason, (what, hint) in _REJECTED.items():
+        if names := checkpoints.rejected(document, reason):
+            failed = True
+            console.error(KdistError(f"{len(names)} {what}: {', '.join(names)}", hint=hint))
+    return Code.ERROR if failed else Code.OK

@@ -34,10 +34,6 @@ def _or_dash(value: _Value | None, show: Callable[[_Value], str] = str) -> str:
     return "-" if value is None else show(value)
 
 
-def _namespace(status: JobStatus) -> str:
-    return "(local)" if status.location == "local" else status.namespace
-
-
 def _step(status: JobStatus) -> str:
     of = f"/{status.target_steps}" if status.target_steps else ""
     return _or_dash(status.step, lambda step: f"{step}{of}")
@@ -48,7 +44,9 @@ def _rate(status: JobStatus) -> str:
 
 
 _COLUMNS = (
-    _Column("NAMESPACE", _namespace, "all"),
+    _Column(
+        "NAMESPACE", lambda job: "(local)" if job.location == "local" else job.namespace, "all"
+    ),
     _Column("NAME", lambda status: status.name),
     _Column("PHASE", lambda status: str(status.phase)),
     _Column("NODES", lambda status: str(status.nodes)),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -131,16 +132,14 @@ def _complete_context(context: click.Context, _: click.Parameter, word: str) -> 
     return [each for each in found if each.startswith(word)]
 
 
-def _login(name: str, **how: Any) -> Callable[[Command], Command]:
-    """An option that is stored for `find_place` and not passed to the command."""
+def _kept(key: str, *names: str, **how: Any) -> Callable[[Command], Command]:
+    """An option that is stored in click's `Context.meta` and not passed to the command."""
 
     def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
         if value is not None and value != ():
-            context.meta.setdefault(LOGIN, {})[parameter.name] = value
+            context.meta.setdefault(key, {})[parameter.name] = value
 
-    return click.option(
-        name, f"login_{name.strip('-').replace('-', '_')}", expose_value=False, callback=keep, **how
-    )
+    return click.option(*names, expose_value=False, callback=keep, **how)
 
 
 # key of `--accept-changes` in click's `Context.meta`
@@ -163,24 +162,34 @@ def accept_option(command: Command) -> Command:
 
 
 _IDENTITY = (
-    _login(
+    _kept(
+        LOGIN,
         "--kubeconfig",
+        "login_kubeconfig",
         metavar="FILE",
         shell_complete=complete_file,
         help="Instead of $KUBECONFIG or ~/.kube/config.",
     ),
-    _login(
-        "--as", metavar="USER", help="Act as this user, or system:serviceaccount:NAMESPACE:NAME."
+    _kept(
+        LOGIN,
+        "--as",
+        "login_as",
+        metavar="USER",
+        help="Act as this user, or system:serviceaccount:NAMESPACE:NAME.",
     ),
-    _login(
+    _kept(
+        LOGIN,
         "--as-group",
+        "login_as_group",
         metavar="GROUP",
         multiple=True,
         help="Also act as a member of this group; may be repeated.",
     ),
 )
-_REQUEST_TIMEOUT = _login(
+_REQUEST_TIMEOUT = _kept(
+    LOGIN,
     "--request-timeout",
+    "login_request_timeout",
     type=seconds,
     metavar="DURATION",
     help="Timeout of a single request; 0 for none.",
@@ -194,65 +203,43 @@ def cluster_options(command: Command) -> Command:
     not receive `--kubeconfig`, `--as`, `--as-group` and `--request-timeout`: `find_place` reads
     them from click's context.
     """
-    decorators = (
-        click.option(
-            "-n",
-            "--namespace",
-            metavar="NAME",
-            callback=_or_before,
-            shell_complete=_complete_namespace,
-            help="Namespace (default: the job file's, else the kubeconfig's).",
-        ),
-        click.option(
-            "--context",
-            metavar="NAME",
-            callback=_or_before,
-            shell_complete=_complete_context,
-            help="Context of the kubeconfig (default: current).",
-        ),
-        *_IDENTITY,
-        click.option(
-            "--timeout", type=seconds, metavar="DURATION", help="How long to wait, e.g. 90s or 5m."
-        ),
-        _REQUEST_TIMEOUT,
+    helps = (" (default: the job file's, else the kubeconfig's).", " (default: current).")
+    timeout = click.option(
+        "--timeout", type=seconds, metavar="DURATION", help="How long to wait, e.g. 90s or 5m."
     )
-    for decorate in reversed(decorators):
-        command = decorate(command)
-    return command
+    make = partial(click.option, callback=_or_before)
+    return _decorate(command, *_where(make, *helps), *_IDENTITY, timeout, _REQUEST_TIMEOUT)
 
 
 def options_before_command(command: Command) -> Command:
     """Add the options of kubectl that may stand before the command too. A value after the command
     wins; a command that asks no cluster ignores them.
     """
-    decorators = (
-        _before(
-            "-n",
-            "--namespace",
-            metavar="NAME",
-            shell_complete=_complete_namespace,
-            help="Namespace.",
-        ),
-        _before(
-            "--context",
-            metavar="NAME",
-            shell_complete=_complete_context,
-            help="Context of the kubeconfig.",
-        ),
-        *_IDENTITY,
-        _REQUEST_TIMEOUT,
+    where = _where(partial(_kept, _BEFORE), ".", ".")
+    return _decorate(command, *where, *_IDENTITY, _REQUEST_TIMEOUT)
+
+
+def _where(make: Callable[..., Any], of_namespace: str, of_context: str) -> Iterator[Any]:
+    """The options that choose a namespace and a context, with the ends of their help."""
+    yield make(
+        "-n",
+        "--namespace",
+        metavar="NAME",
+        shell_complete=_complete_namespace,
+        help=f"Namespace{of_namespace}",
     )
+    yield make(
+        "--context",
+        metavar="NAME",
+        shell_complete=_complete_context,
+        help=f"Context of the kubeconfig{of_context}",
+    )
+
+
+def _decorate(command: Command, *decorators: Callable[[Command], Command]) -> Command:
     for decorate in reversed(decorators):
         command = decorate(command)
     return command
-
-
-def _before(*names: str, **how: Any) -> Callable[[Command], Command]:
-    def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-        if value is not None:
-            context.meta.setdefault(_BEFORE, {})[parameter.name] = value
-
-    return click.option(*names, expose_value=False, callback=keep, **how)
 
 
 def _or_before(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
@@ -260,9 +247,8 @@ def _or_before(context: click.Context, parameter: click.Parameter, value: Any) -
     return context.meta.get(_BEFORE, {}).get(parameter.name) if value is None else value
 
 
-def output_option(*formats: str, default: str = "table") -> Callable[[Command], Command]:
-    """Add `-o/--output` with these formats; the command receives `output`."""
-    kinds = [default, *(each for each in formats if each != default)]
+def output_option(*kinds: str) -> Callable[[Command], Command]:
+    """Add `-o/--output` with these formats, the first by default; the command receives `output`."""
 
     def check(_: click.Context, __: click.Parameter, value: str) -> str:
         if value in kinds:
@@ -274,7 +260,7 @@ def output_option(*formats: str, default: str = "table") -> Callable[[Command], 
     return click.option(
         "-o",
         "--output",
-        default=default,
+        default=kinds[0],
         metavar="|".join(kinds),
         callback=check,
         help="Output format.",

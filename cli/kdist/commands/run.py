@@ -7,7 +7,7 @@ import re
 import shlex
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +162,8 @@ def command(
         return _detach(file, again, fresh=fresh, output=output)
     train_json = render.read_train_json(render.render(job))
     live = console.can_draw()
-    with console.nonblocking_messages(), _live_display() if live else _line_display() as display:
+    shown: AbstractContextManager[Display] = _live_display() if live else nullcontext(Lines())
+    with console.nonblocking_messages(), shown as display:
         ended = local.run_job(
             job,
             train_json,
@@ -289,26 +290,23 @@ def _job_of_script(file: str, args: tuple[str, ...], *, module: bool = False) ->
     return job_document(name, script={"module" if module else "path": file, "args": list(args)})
 
 
-@contextmanager
-def _line_display() -> Iterator[Display]:
-    from kdist import events
+class Lines:
+    """One line per event on stderr, with stable columns."""
 
-    class Lines:
-        """One line per event on stderr, with stable columns."""
+    def show(self, entry: Entry) -> None:
+        from kdist import events
 
-        def show(self, entry: Entry) -> None:
-            console.message(events.format_line(entry))
+        console.message(events.format_line(entry))
 
-        def draw(self, progress: Progress) -> None:  # noqa: ARG002 - Display's signature
-            """Draw nothing; lines show the progress."""
-            console.flush_messages()
-
-    yield Lines()
+    def draw(self, progress: Progress) -> None:  # noqa: ARG002 - Display's signature
+        """Draw nothing; lines show the progress."""
+        console.flush_messages()
 
 
 @contextmanager
 def _live_display() -> Iterator[Display]:
     from kdist.views import live
+    from kdist.views.frame import Frame
 
     class Live:
         """A view at the foot of the terminal, with events scrolling above it."""
@@ -322,7 +320,7 @@ def _live_display() -> Iterator[Display]:
                 view = live.from_progress(
                     progress, hint=_HINT if progress.saves else _HINT_WITHOUT_SAVING
                 )
-                drawing.update(live.render(view))
+                drawing.update(Frame(view))
 
     with console.drawing() as drawing:
         yield Live()

@@ -75,9 +75,8 @@ def _print(status: JobStatus, output: str) -> None:
     if output != "table":
         console.emit(status.to_document(), output=output, name=f"job/{status.name}")
         return
-    rows = status_table.status_rows(status)
-    if status.location == "local":
-        rows = [row for row in rows if row[0] != "namespace"]
+    hidden = "namespace" if status.location == "local" else ""
+    rows = [row for row in status_table.status_rows(status) if row[0] != hidden]
     console.table(rows, header=("JOB", status.name))
     ranks = status_table.rank_rows(status)
     if ranks:
@@ -109,6 +108,7 @@ def _watch_live(moments: Iterable[Moment]) -> int:
     from kdist.job.goals import exit_code
     from kdist.status.step_history import StepHistory
     from kdist.views import live
+    from kdist.views.frame import Frame
 
     history = StepHistory()
     with console.drawing() as drawing:
@@ -116,6 +116,6 @@ def _watch_live(moments: Iterable[Moment]) -> int:
             now, status = time.time(), seen.status
             history.record(now, status.step, status.loss)
             view = live.from_status(status, cause, history, now=now, gap=seen.gap)
-            drawing.update(live.render(view))
+            drawing.update(Frame(view))
     _print(status, "table")
     return exit_code(status)

@@ -21,7 +21,6 @@ from kdist.deploy.apply import (
     send,
 )
 from kdist.deploy.delete import drop_owner, find_objects, prune, remove
-from kdist.deploy.live_workload import is_renewed
 from kdist.deploy.plan import Plan, make_plan
 from kdist.deploy.resource import (
     ResourcePlan,
@@ -45,7 +44,6 @@ __all__ = [
     "find_objects",
     "find_result",
     "forget_end",
-    "is_renewed",
     "keep_runtime",
     "make_plan",
     "plan_resource",

@@ -61,10 +61,18 @@ def check_pod_admission(cluster: Cluster, plan: Plan, warned: tuple[str, ...]) -
         raise _refuse(cluster, found)
     # a warning counts if its level is the one that the namespace enforces
     warning = None if may else next(filter(None, map(_VIOLATION.search, warned)), None)
-    if warning is not None:
-        namespace = cluster.find_readable("v1", "Namespace", cluster.namespace)
-        if documents.label(namespace, ENFORCE) == warning["level"]:
-            raise _refuse(cluster, warning)
+    if warning is not None and _find_enforced(cluster) == warning["level"]:
+        raise _refuse(cluster, warning)
+
+
+def _find_enforced(cluster: Cluster) -> str:
+    """The level that the namespace enforces; empty if it cannot be read."""
+    from kdist.cluster import ApiError
+
+    try:
+        return documents.label(cluster.get("v1", "Namespace", cluster.namespace), ENFORCE)
+    except ApiError:
+        return ""  # the warning itself has been shown
 
 
 def _refuse(cluster: Cluster, found: re.Match[str]) -> KdistError:

@@ -71,16 +71,6 @@ def without_sizes(value: Any) -> Any:
     return {key: without_sizes(each) for key, each in value.items() if key not in _SIZES}
 
 
-def is_renewed(workload: Mapping[str, Any] | None) -> bool:
-    """Whether a StatefulSet without pods will make the next ones from its newest template, as its
-    status says.
-    """
-    status = documents.mapping(workload, "status")
-    observed = documents.integer(status, "observedGeneration")
-    renewed = status.get("currentRevision") == status.get("updateRevision")
-    return renewed and observed == documents.integer(workload, "metadata", "generation")
-
-
 def is_pod(value: Mapping[str, Any]) -> bool:
     """Whether this is a template of pods, or a pod."""
     spec = value.get("spec")

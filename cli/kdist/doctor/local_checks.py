@@ -26,13 +26,10 @@ def check() -> Iterator[Finding]:
     yield check_disk(Path.cwd())
     if Path("/dev/shm").is_dir():  # noqa: S108 - the machine's shared memory itself
         yield check_shared_memory(Path("/dev/shm"))  # noqa: S108
-    yield ok(
-        "processors",
-        (
-            f"{len(_processors())} of {os.cpu_count()} usable; {platform.system()} "
-            f"{platform.machine()}"
-        ),
-    )
+    every = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else every
+    kind = f"{platform.system()} {platform.machine()}"
+    yield ok("processors", f"{usable} of {every} usable; {kind}")
 
 
 def check_python(version: tuple[int, ...]) -> Finding:
@@ -86,9 +83,3 @@ def _torch_version() -> str | None:
         return version("torch")
     except PackageNotFoundError:
         return None
-
-
-def _processors() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))

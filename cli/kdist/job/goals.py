@@ -14,24 +14,12 @@ def _is_running(status: JobStatus) -> bool:
     )
 
 
-def _has_stepped(status: JobStatus) -> bool:
-    return status.phase is Phase.SUCCEEDED or (_is_running(status) and bool(status.step))
-
-
-def _has_saved(status: JobStatus) -> bool:
-    return status.phase is Phase.SUCCEEDED or status.last_checkpoint_step is not None
-
-
-def _is_suspended(status: JobStatus) -> bool:
-    return status.phase is Phase.SUSPENDED and all(pod.over for pod in status.pods)
-
-
 GOALS: dict[str, Callable[[JobStatus], bool]] = {
     "done": lambda status: status.phase is Phase.SUCCEEDED,
     "running": _is_running,
-    "first-step": _has_stepped,
-    "checkpoint": _has_saved,
-    "suspended": _is_suspended,
+    "first-step": lambda job: job.phase is Phase.SUCCEEDED or (_is_running(job) and bool(job.step)),
+    "checkpoint": lambda job: job.phase is Phase.SUCCEEDED or job.last_checkpoint_step is not None,
+    "suspended": lambda job: job.phase is Phase.SUSPENDED and all(pod.over for pod in job.pods),
     "deleted": lambda _: False,
 }
 """What a job can be waited for, by its name."""

@@ -35,17 +35,13 @@ def element(tag: str, /, *content: str, **attributes: object) -> Markup:
         attributes: by name, where `class_` stands for `class` and `text_anchor` for `text-anchor`.
             A float is written with one decimal, and None leaves the attribute out.
     """
-    head = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
+    head = ""
+    for key, value in attributes.items():
+        if value is not None:
+            shown = f"{value:.1f}" if isinstance(value, float) else escape(str(value))
+            head += f' {key.rstrip("_").replace("_", "-")}="{shown}"'
     end = "" if tag in _VOID else f"{join(*content)}</{tag}>"
     return Markup(f"<{tag}{head}>{end}")
-
-
-def _value(value: object) -> str:
-    return f"{value:.1f}" if isinstance(value, float) else escape(str(value))
 
 
 Color = tuple[str, str]

@@ -151,6 +151,17 @@ def condition(document: object, kind: str) -> Document:
     )
 
 
+def is_renewed(workload: Document | None) -> bool:
+    """Whether a StatefulSet without pods will make the next ones from its newest template, as its
+    status says.
+    """
+    status = mapping(workload, "status")
+    renewed = status.get("currentRevision") == status.get("updateRevision")
+    return renewed and integer(status, "observedGeneration") == integer(
+        workload, "metadata", "generation"
+    )
+
+
 def last_seen(event: Mapping[str, Any]) -> str:
     """Time of an event as RFC 3339 text, which sorts chronologically; empty if it has none."""
     times = (

@@ -23,7 +23,7 @@ from kdist.status.step_history import StepHistory
 from kdist.terminal import columns
 from kdist.units import is_number, moment, seconds
 from kdist.views import status_table, top
-from kdist.views.frame import WATCH_HINT, Frame, JobView, RankTable, join_parts, render_print
+from kdist.views.frame import WATCH_HINT, JobView, RankTable, join_parts, render_print
 
 _PACE_MAX_AGE = 30.0  # seconds since a step, after which there is no estimate
 _FINE_PODS = ("Running", "Succeeded", "Completed")
@@ -164,13 +164,6 @@ def _integer(rank: Mapping[str, Any], name: str) -> str:
 def _duration(rank: Mapping[str, Any], name: str) -> str:
     value = rank.get(name)
     return seconds(value) if isinstance(value, int | float) else "-"
-
-
-def render(view: JobView) -> RenderableType:
-    """Render the view: progress, numbers, state, ranks, and a notice or a hint, as much of it as
-    the terminal has room for.
-    """
-    return Frame(view)
 
 
 def render_entry(entry: Entry) -> RenderableType:

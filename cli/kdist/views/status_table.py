@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from kdist.status import JobStatus, Phase, Pod, RankStatus, ResourceState
+from kdist.status import JobStatus, Phase, Pod, RankStatus
 from kdist.units import age, count, number, seconds, size
 
 RANK_HEADER = (
@@ -21,18 +21,17 @@ RANK_HEADER = (
 )
 
 
-def status_rows(status: JobStatus) -> list[tuple[str, str]]:
-    """List what is known of the job as a whole, as pairs of name and value."""
-    return list(_rows(status))
-
-
-def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
+def status_rows(status: JobStatus) -> Iterator[tuple[str, str]]:
+    """Yield what is known of the job as a whole, as pairs of name and value."""
     yield (
         "phase",
         f"{status.phase}"
         + (f" ({status.reason})" if status.reason and status.reason != status.phase else ""),
     )
-    yield from _describe_phase(status)
+    if status.message:
+        yield "message", " ".join(status.message.split())[:300]
+    if status.fetch is not None:
+        yield "fetched", str(status.fetch)
     minimum = f", at least {status.nodes.min}" if status.nodes.min != status.nodes.max else ""
     yield "nodes", f"{status.nodes}{minimum}"
     if status.world_size:
@@ -65,37 +64,19 @@ def _rows(status: JobStatus) -> Iterator[tuple[str, str]]:
     for each in status.avoided:
         yield "avoids", str(each)
     if status.exit_record is not None and status.phase.terminal:
-        yield (
-            "exit record",
-            (
-                f"{status.exit_record.cause or status.exit_record.outcome}, code "
-                f"{status.exit_record.code}"
-            ),
-        )
-    if status.resource is not None:
-        yield from _describe_resource(status.resource)
+        record = status.exit_record
+        yield "exit record", f"{record.cause or record.outcome}, code {record.code}"
+    if (state := status.resource) is not None:  # what only the TrainingJob says
+        if state.refusal:
+            yield "not accepted", " ".join(state.refusal.split())[:300]
+        elif not state.answered:
+            yield "TrainingJob", "its last change has not taken effect yet"
+        if state.outdated:
+            yield "outdated", " ".join(state.outdated.split())[:300]
     yield "backend", status.backend or "?"
     yield "namespace", status.namespace
     if status.age is not None:
         yield "age", age(status.age)
-
-
-def _describe_phase(status: JobStatus) -> Iterator[tuple[str, str]]:
-    """What the job does beyond the word for it."""
-    if status.message:
-        yield "message", " ".join(status.message.split())[:300]
-    if status.fetch is not None:
-        yield "fetched", str(status.fetch)
-
-
-def _describe_resource(state: ResourceState) -> Iterator[tuple[str, str]]:
-    """What only the TrainingJob says."""
-    if state.refusal:
-        yield "not accepted", " ".join(state.refusal.split())[:300]
-    elif not state.answered:
-        yield "TrainingJob", "its last change has not taken effect yet"
-    if state.outdated:
-        yield "outdated", " ".join(state.outdated.split())[:300]
 
 
 def describe_left(restarts: int, left: int | None) -> str:
@@ -142,13 +123,12 @@ def rank_rows(status: JobStatus) -> list[tuple[str, ...]]:
         ranks.setdefault(rank.pod, []).append(rank)
     rows: list[tuple[str, ...]] = []
     for pod in status.pods:
-        if status.phase is Phase.FAILED or not _is_replaced(pod, status.pods):
-            rows += [_rank_row(pod, rank) for rank in ranks.get(pod.name, [])] or [_pod_row(pod)]
+        replaced = any(other.index == pod.index and not other.over for other in status.pods)
+        if status.phase is not Phase.FAILED and pod.over and replaced:
+            continue
+        bare = ("-", pod.name, pod.state, "-", "-", "-", "-", str(pod.restarts), pod.node or "-")
+        rows += [_rank_row(pod, rank) for rank in ranks.get(pod.name, [])] or [bare]
     return rows
-
-
-def _is_replaced(pod: Pod, pods: Sequence[Pod]) -> bool:
-    return pod.over and any(other.index == pod.index and not other.over for other in pods)
 
 
 def _rank_row(pod: Pod, rank: RankStatus) -> tuple[str, ...]:
@@ -163,10 +143,6 @@ def _rank_row(pod: Pod, rank: RankStatus) -> tuple[str, ...]:
         str(pod.restarts),
         pod.node or "-",
     )
-
-
-def _pod_row(pod: Pod) -> tuple[str, ...]:
-    return ("-", pod.name, pod.state, "-", "-", "-", "-", str(pod.restarts), pod.node or "-")
 
 
 def _duration(value: float | None) -> str:

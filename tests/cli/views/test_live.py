@@ -13,8 +13,8 @@ from kdist.job.local.agents import StatusReply
 from kdist.job.local.progress import NodeProgress, Progress
 from kdist.status import Snapshot
 from kdist.status.step_history import StepHistory
-from kdist.views.frame import JobView, sparkline
-from kdist.views.live import from_progress, from_status, render, render_entry
+from kdist.views.frame import Frame, JobView, sparkline
+from kdist.views.live import from_progress, from_status, render_entry
 from tests.cli.diagnose.scenes import scene
 from tests.cli.status.objects import pod, report, unscheduled
 
@@ -76,7 +76,7 @@ def test_a_training_shows_step_loss_rate_and_what_is_left(progress: Progress, cl
         learning_rate=0.001,
         samples_per_second=1234.0,
     )
-    text = drawn(render(from_progress(progress)))
+    text = drawn(Frame(from_progress(progress)))
     for part in (
         "digits",
         "step 25/100  25%",
@@ -92,7 +92,7 @@ def test_a_training_shows_step_loss_rate_and_what_is_left(progress: Progress, cl
 def test_the_rate_of_a_script_is_that_of_all_nodes(progress: Progress, clock: Clock) -> None:
     for node in ("node-0", "node-1"):
         progress.observe_reply(node, answer(clock, step=7, generation=1, samples_per_second=100.0))
-    assert "200 samples/s" in drawn(render(from_progress(progress)))
+    assert "200 samples/s" in drawn(Frame(from_progress(progress)))
 
 
 def test_ranks_are_listed_with_their_state_and_heartbeat(progress: Progress, clock: Clock) -> None:
@@ -106,7 +106,7 @@ def test_ranks_are_listed_with_their_state_and_heartbeat(progress: Progress, clo
         "heartbeat_age": 0.5,
     }
     progress.observe_reply("node-0", answer(clock, ranks=[rank], generation=1, step=7))
-    lines = drawn(render(from_progress(progress))).splitlines()
+    lines = drawn(Frame(from_progress(progress))).splitlines()
     (row,) = [line.split() for line in lines if line.startswith("node-0")]
     assert row == ["node-0", "0", "training", "7", "20", "ms", "4", "ms", "0.5", "s"]
 
@@ -115,7 +115,7 @@ def test_an_agent_that_does_not_answer_is_shown_as_such(progress: Progress, cloc
     observe(progress, "first-step", step=1)
     progress.observe_reply("node-0", answer(clock, ranks=[]))
     clock.now += 8
-    assert "no answer for 8 s" in drawn(render(from_progress(progress)))
+    assert "no answer for 8 s" in drawn(Frame(from_progress(progress)))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_job_that_is_quiet_for_a_second_says_what_it_waits_for(
     assert progress.waiting_for() is None
     clock.now += 1.1
     assert progress.waiting_for() == sentence
-    assert f"… {sentence}" in drawn(render(from_progress(progress)))
+    assert f"… {sentence}" in drawn(Frame(from_progress(progress)))
 
 
 def test_an_agent_that_failed_and_starts_again_has_nobody_reported_to_stop(
@@ -158,34 +158,34 @@ def test_a_training_that_moves_waits_for_nothing(progress: Progress, clock: Cloc
     clock.now += 10
     observe(progress, "progress", step=2, loss=1.0)
     assert progress.waiting_for() is None
-    assert "Ctrl-C" in drawn(render(from_progress(progress, hint="Ctrl-C saves")))
+    assert "Ctrl-C" in drawn(Frame(from_progress(progress, hint="Ctrl-C saves")))
 
 
 def test_a_script_that_reports_no_steps_is_not_called_stuck(clock: Clock) -> None:
     progress = Progress(
         "script", {"node-0": NodeProgress("node-0")}, min_nodes=1, managed=False, clock=clock
     )
-    assert "step 0" not in drawn(render(from_progress(progress)))
+    assert "step 0" not in drawn(Frame(from_progress(progress)))
     observe(progress, "rendezvous-completed", world_size=1)
     clock.now += 60
     assert progress.waiting_for() is None
 
 
 def test_the_age_of_the_last_checkpoint_is_shown(progress: Progress) -> None:
-    assert "no checkpoint yet" in drawn(render(from_progress(progress)))
+    assert "no checkpoint yet" in drawn(Frame(from_progress(progress)))
     observe(progress, "checkpoint-committed", step=50)
-    assert "last checkpoint step 50, committed just now" in drawn(render(from_progress(progress)))
+    assert "last checkpoint step 50, committed just now" in drawn(Frame(from_progress(progress)))
     assert progress.saved_at is not None
     progress.saved_at -= 90
-    assert "last checkpoint step 50, committed 90s ago" in drawn(render(from_progress(progress)))
+    assert "last checkpoint step 50, committed 90s ago" in drawn(Frame(from_progress(progress)))
 
 
 def test_restarts_and_the_rest_of_the_budget_are_shown(progress: Progress, clock: Clock) -> None:
     observe(progress, "restarting", restarts=2, budget=10)
-    assert "2 restarts (8 more without progress)" in drawn(render(from_progress(progress)))
+    assert "2 restarts (8 more without progress)" in drawn(Frame(from_progress(progress)))
     reply = answer(clock, generation=9, restarts=5, restarts_remaining=10)
     progress.observe_reply("node-0", reply)
-    shown = drawn(render(from_progress(progress)))
+    shown = drawn(Frame(from_progress(progress)))
     assert "5 restarts (10 more without progress)" in shown, "those of the run, after a commit"
 
 
@@ -196,7 +196,7 @@ def test_of_many_ranks_only_a_screenful_is_listed(clock: Clock) -> None:
         min_nodes=64,
         clock=clock,
     )
-    text = drawn(render(from_progress(progress)))
+    text = drawn(Frame(from_progress(progress)))
     assert text.count("node-") == 16
     assert "48 more" in text
 
@@ -230,13 +230,13 @@ def test_the_newest_state_of_each_ranks_progress_bar_is_drawn_until_its_line_end
             Entry("node-0", None, f"[rank{rank}]: {percent}% [eta]", is_progress_bar=True)
         )
     rows = [
-        row.rstrip() for row in drawn(render(from_progress(progress))).splitlines() if "%" in row
+        row.rstrip() for row in drawn(Frame(from_progress(progress))).splitlines() if "%" in row
     ]
     assert rows == ["[rank0]: 20% [eta]", "[rank1]: 10% [eta]"]
     progress.observe_print(Entry("node-0", None, "[rank0]: 100% [eta]"))
-    assert "[rank0]" not in drawn(render(from_progress(progress)))
+    assert "[rank0]" not in drawn(Frame(from_progress(progress)))
     progress.observe_event("node-0", {"event": "rendezvous-completed", "world_size": 2})
-    assert "[rank1]" not in drawn(render(from_progress(progress))), (
+    assert "[rank1]" not in drawn(Frame(from_progress(progress))), (
         "another process has that rank now"
     )
 
@@ -245,7 +245,7 @@ def test_the_newest_state_of_each_ranks_progress_bar_is_drawn_until_its_line_end
 def test_the_view_can_be_drawn_on_any_terminal(progress: Progress, width: int) -> None:
     observe(progress, "progress", step=25, target=100, loss="nan")
     assert (
-        max(len(line) for line in drawn(render(from_progress(progress)), width).splitlines())
+        max(len(line) for line in drawn(Frame(from_progress(progress)), width).splitlines())
         <= width
     )
 
@@ -324,7 +324,7 @@ def test_a_job_on_a_cluster_has_the_same_view_with_its_phase_and_its_pods() -> N
         both = {"digits-0-abcde": first, "digits-1-abcde": report(ranks=(1,), step=30 * number)}
         snapshot = scene([pod(0), pod(1)], reports=both)
         history.record(snapshot.taken + number, snapshot.status.step, snapshot.status.loss)
-    text = drawn(render(view_of(snapshot, history)))
+    text = drawn(Frame(view_of(snapshot, history)))
     for part in (
         "digits Running",
         "step 120/500  24%",
@@ -339,7 +339,7 @@ def test_a_job_on_a_cluster_has_the_same_view_with_its_phase_and_its_pods() -> N
 
 def test_the_view_of_a_stuck_job_ends_with_its_cause() -> None:
     snapshot = scene([unscheduled(0, "0/2 nodes are available: 2 Insufficient cpu.")])
-    text = drawn(render(view_of(snapshot, StepHistory())))
+    text = drawn(Frame(view_of(snapshot, StepHistory())))
     assert "… digits-0-abcde finds no node" in text
     assert "Ctrl-C" not in text
 

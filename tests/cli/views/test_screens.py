@@ -26,7 +26,8 @@ from kdist.status.step_history import StepHistory
 from kdist.terminal import columns
 from kdist.units import age, moment
 from kdist.views import checkpoints, status_table
-from kdist.views.live import TopFrame, from_progress, render
+from kdist.views.frame import Frame
+from kdist.views.live import TopFrame, from_progress
 from tests.cli.diagnose.scenes import FAILED, scene
 from tests.cli.job.cluster.test_checkpoint_list import ENTRY
 from tests.cli.job.cluster.test_checkpoint_list import document as checkpoint_list
@@ -109,15 +110,13 @@ def resumed() -> Progress:
 
 
 def live(snapshot: Snapshot) -> Draw:
-    return lambda width, height: draw(
-        render(view_of(snapshot, history_of(snapshot))), width, height
-    )
+    return lambda width, height: draw(Frame(view_of(snapshot, history_of(snapshot))), width, height)
 
 
 def status(snapshot: Snapshot) -> Draw:
     def lines(width: int, height: int) -> list[str]:
         found = snapshot.status
-        rows = status_table.status_rows(found)
+        rows = list(status_table.status_rows(found))
         ranks = status_table.rank_rows(found)
         return [
             *columns.Table(("JOB", found.name)).add(rows, width),
@@ -181,9 +180,7 @@ SHOWN: dict[str, Draw] = {
     "live-64-ranks": live(LARGE),
     "live-pending": live(PENDING),
     "live-failed": live(ENDED),
-    "live-resumed": lambda *size: draw(
-        render(from_progress(resumed(), hint="Ctrl-C saves")), *size
-    ),
+    "live-resumed": lambda *size: draw(Frame(from_progress(resumed(), hint="Ctrl-C saves")), *size),
     "status-running": status(RUNNING),
     "status-pending": status(PENDING),
     "status-failed": status(ENDED),

@@ -112,7 +112,7 @@ class DirectChanges:
             return
         if not dry_run and target.backend.keeps_alive:
             wait.wait_until(
-                lambda: True if deploy.is_renewed(target.workload()) else None,
+                lambda: True if documents.is_renewed(target.workload()) else None,
                 timeout=_RENEWAL_SECONDS,
                 what=f"the controller of {target.name} to notice that it has no pods",
                 notify=lambda _: None,

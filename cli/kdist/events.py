@@ -354,7 +354,7 @@ def _bench_slow(e: Event) -> str:
 SENTENCES: dict[str, Callable[[Event], str]] = {
     **dict.fromkeys(
         (
-            *("data-waiting", "data-stopped", "log-rotated", "observer-failed"),
+            *("compile-cache", "data-waiting", "data-stopped", "log-rotated", "observer-failed"),
             *("restarts-off", "separate-ranks", "save-waits", "storage-unavailable"),
             *("replicas-differ", "past-end", "rank-parts-changed", "settings-edited"),
         ),

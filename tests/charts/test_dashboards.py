@@ -22,6 +22,7 @@ from tools.dashboards.grafana import positions, to_document, to_json
 
 Rule = Callable[[dict[str, Any]], Iterator[str]]
 DETAIL = {
+    "kdist_compile_seconds_total": "of the first steps alone; for a comparison of two starts",
     "kdist_build_info": "versions; for a table of one's own",
     "kdist_tokens_total": "samples are shown, which every workload has",
 }

@@ -84,6 +84,7 @@ FULL: dict[str, Any] = {
         "hangTimeoutSeconds": 250,
         "finalScrapeTimeoutSeconds": 20,
         "logs": {"keep": "128Mi"},
+        "compileCache": "/cache",
         "restart": {
             "deviceFaults": 20,
             "rules": [{"action": "Ignore", "onErrors": ["mypkg.Away"]}],

@@ -70,6 +70,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "data-stopped": {
         "message": "stopped while s3://bucket/speech was fetched: what has come is kept"
     },
+    "compile-cache": {"message": "compiled code is taken from /ckpt/compiled/digits-0.tar.gz"},
     "log-rotated": {"message": "log.1 has what came before, older lines are removed"},
     "observer-failed": {
         "message": "StepTimer does not see some collectives: ValueError: a tensor has no size"

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from kdist_trainer.config import QUANTITY, QUANTITY_OR_NONE, ConfigModel, Seconds
+from kdist_trainer.config import COMPILE_CACHE, QUANTITY, QUANTITY_OR_NONE, ConfigModel, Seconds
 from kdist_trainer.config.base import DIGEST, LABEL, OBJECT_NAME, RULE, Violation, refuse
 from kdist_trainer.config.sources import (
     SERVER_URL,
@@ -159,6 +159,7 @@ PATTERN_MESSAGES: Final[dict[str, str]] = {
     _STORAGE: "must be a whole number with a unit such as `4Gi` or `500Mi`",
     QUANTITY: "must be a whole number with a unit such as `64Mi` or `10G`",
     QUANTITY_OR_NONE: "must be a whole number with a unit such as `64Mi` or `10G`, or none",
+    COMPILE_CACHE: "must be auto, off, or an absolute path such as `/cache`",
     _CPU: "must be millicores such as `500m`",
     _MOUNT_PATH: "must be an absolute path such as `/data`, without `:` and without `/` at its end",
     _RELATIVE_PATH: "must be a relative path such as `models/mine.py`",

@@ -194,6 +194,7 @@ class Spec(ConfigModel):
     hang_timeout_seconds: int = shared("hang_timeout_seconds")
     final_scrape_timeout_seconds: int = shared("final_scrape_timeout_seconds")
     logs: Logs = shared("logs")
+    compile_cache: str = shared("compile_cache")
     pod_template: dict[str, JsonValue] = Field(
         {}, max_length=64, description="Overlay for the pod template, merged last."
     )

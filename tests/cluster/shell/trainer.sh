@@ -46,3 +46,19 @@ image() { # image [TAG]
   for pull in "${pulls[@]}"; do wait "$pull"; done # by name: an engine that we started is a child that never ends
   docker image prune -f >/dev/null
 }
+
+compiler() { # compiler [IMAGE]: the trainer's image with a C++ compiler, which torch.compile needs; prints its name
+  local image=${1:-$IMAGE} tools=localhost/compiler:bookworm root node
+  if ! have_image "$tools"; then
+    packages "making an image with a compiler" debootstrap
+    say "making the image with a compiler"
+    root=$(mktemp -d -p "$CACHE")
+    debootstrap --variant=minbase --include=g++,libpython3-dev,ca-certificates bookworm "$root" >/dev/null
+    import "$root" "$tools"
+  fi
+  printf 'FROM %s AS tools\nFROM %s\nUSER 0\nCOPY --from=tools /usr /usr\nUSER 65532\n' "$tools" "$image" |
+    DOCKER_BUILDKIT=0 docker build -q -t "$image-compiler" - >/dev/null
+  push "$image-compiler"
+  for node in $(nodes | grep -v control-plane); do docker exec "$node" crictl pull "$image-compiler" >/dev/null; done
+  echo "$image-compiler"
+}

@@ -127,6 +127,7 @@ def full_stats(
     stats.peak_flops = 989e12
     stats.model_flops = 1e15
     stats.alloc_retries = 1
+    stats.compile_seconds = 2.5
     stats.device_allocated, stats.device_reserved, stats.device_peak = 1e9, 2e9, 1.5e9
     stats.loss, stats.grad_norm, stats.learning_rate, stats.target_steps = 0.5, 1.5, 0.001, 200
     return stats

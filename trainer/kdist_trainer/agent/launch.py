@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from kdist_trainer import log
-from kdist_trainer.agent import forkserver
+from kdist_trainer.agent import compile_cache, forkserver
 from kdist_trainer.agent.exits import (
     describe_full,
     failed,
@@ -31,6 +31,7 @@ from kdist_trainer.agent.logs import KeptLog, LogRelay, place_of, read_secrets
 from kdist_trainer.agent.settings import (
     FILE,
     KEEP_ALIVE,
+    KUBERNETES,
     Settings,
     clean_temp,
     count_procs,
@@ -40,6 +41,7 @@ from kdist_trainer.agent.settings import (
     prepare_scratch,
 )
 from kdist_trainer.agent.tracker_process import TrackerProcess
+from kdist_trainer.checkpoint.manifest import COMPILED
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import CODES
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError, classify
@@ -319,6 +321,7 @@ def _setup_process(settings: Settings) -> liveness.ParentDeathPipe:
         if settings.config.script.progress is not None:
             os.environ["KDIST_PROGRESS"] = settings.config.script.progress.pattern
         os.environ.setdefault("KDIST_TRACKER_IDENTITY", settings.config.script.tracker_identity)
+    compile_cache.set_variables(settings)
     # StopSignals handles SIGTERM and SIGINT
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP"
     clean_temp(settings.scratch)
@@ -343,6 +346,7 @@ def _run_agent(
     from kdist_trainer.agent.coordination import AgentStore
     from kdist_trainer.agent.monitor import AgentTelemetry
     from kdist_trainer.agent.worker_group import run_worker
+    from kdist_trainer.rendezvous.state import open_key
     from kdist_trainer.rendezvous.torch_internals import replace_script_start
 
     telemetry = AgentTelemetry(
@@ -362,6 +366,8 @@ def _run_agent(
         if (scripts := forkserver.running_script_forkserver()) is not None:
             replace_script_start(scripts.start_script)
             scripts.wait_until_ready()  # the others do not wait for a node that has not joined yet
+        if settings.endpoint.scheme == KUBERNETES:
+            compile_cache.open_archive(settings, partial(open_key(stores.retrying).token, COMPILED))
     script = settings.config.script
     spec = WorkerSpec(
         role="default",

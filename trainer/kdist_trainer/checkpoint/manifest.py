@@ -558,8 +558,8 @@ class CheckpointDirectory:
         return sorted(found, key=lambda one: one.order, reverse=True)
 
 
-LOGS = "logs"
-"""Folder next to the checkpoints."""
+LOGS, COMPILED = "logs", "compiled"
+"""Folders next to the checkpoints."""
 _NAME = re.compile(r"g(\d{5,})-(\d{4,})\.log")
 
 

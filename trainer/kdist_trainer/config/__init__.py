@@ -34,6 +34,7 @@ from kdist_trainer.config.sources import (
     Init,
 )
 from kdist_trainer.config.train_config import (
+    COMPILE_CACHE,
     DEFAULT_RESTARTS,
     NODES,
     QUANTITY_OR_NONE,
@@ -62,6 +63,7 @@ from kdist_trainer.formats import METRICS_PORT
 __all__ = [
     "CHECKPOINTS_ENDPOINT",
     "CHECKPOINTS_REGION",
+    "COMPILE_CACHE",
     "CREDENTIAL_VARIABLES",
     "DEFAULT_KEEP",
     "DEFAULT_RESTARTS",

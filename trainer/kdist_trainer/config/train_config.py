@@ -111,6 +111,7 @@ class Script(ConfigModel):
 
 
 QUANTITY_OR_NONE = f"^none$|{QUANTITY}"
+COMPILE_CACHE = "^(auto|off|/.*)$"
 
 
 class Logs(ConfigModel):
@@ -272,6 +273,13 @@ class TrainConfig(ConfigModel):
     logs: Logs = Field(Logs(), description="Logs that are kept when the pods are gone.")
     secret_variables: list[str] = Field(
         [], description="Variables whose values are in no log that is kept."
+    )
+    compile_cache: str = Field(
+        "auto",
+        max_length=4096,
+        pattern=COMPILE_CACHE,
+        exclude_if=lambda value: value == "auto",  # unknown to earlier trainers
+        description="Where compiled code is kept for the next start: auto, a folder, or off.",
     )
     preflight: Preflight | None = Field(
         None,

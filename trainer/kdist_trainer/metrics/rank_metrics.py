@@ -31,6 +31,12 @@ class ResourceStats:
         scope=Scope.RANK,
         hide_zero=True,
     )
+    compile_seconds: float = counter(
+        "kdist_compile_seconds_total",
+        "Time for which torch.compile worked, what it found in its cache included",
+        scope=Scope.RANK,
+        hide_zero=True,
+    )
     alloc_retries: float = counter(
         "kdist_device_alloc_retries_total",
         "Allocations of accelerator memory that needed a second attempt after the cache was freed",

@@ -34,6 +34,7 @@ from pathlib import Path
 from kdist_trainer import log
 from kdist_trainer.metrics.metric import Kind, Metric
 from kdist_trainer.metrics.rank_metrics import StepStats, WallCategory
+from kdist_trainer.metrics.torch_internals import compile_seconds
 from kdist_trainer.processes.liveness import Heartbeat, Phase, heartbeat_path
 from kdist_trainer.processes.threads import OnError, start_thread
 
@@ -425,6 +426,7 @@ class Reporter:
                 self.stats.dropped += 1
                 return False
             assert self._socket is not None  # noqa: S101  for the type checker: _connect made it
+            self.stats.compile_seconds = compile_seconds()
             self._socket.send(pack(self.stats))
         except Exception as error:  # noqa: BLE001  a metric that cannot be sent must never end a training
             self.stats.dropped += 1

@@ -1,0 +1,208 @@
+"""Compiled code is kept for the next start where nobody but the job can have written it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kdist_trainer import log
+from kdist_trainer.agent import compile_cache
+from kdist_trainer.agent.compile_cache import INDUCTOR, CacheArchive, set_variables
+from kdist_trainer.agent.logs import place_of
+from kdist_trainer.agent.settings import Settings
+from kdist_trainer.checkpoint.manifest import COMPILED
+from kdist_trainer.object_store.store import ObjectLocation, ObjectPath, ObjectStore
+from tests.patience import soon
+from tests.trainer.agent.test_settings import make_settings
+from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server
+
+KEY = "k" * 32
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """An agent's, with a temporary folder of its own and no variable of a cache."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in (INDUCTOR, "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "")  # so that what is set is undone
+        monkeypatch.delenv(name)
+    return make_settings(tmp_path)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    lines: list[str] = []
+    log.write_to(lambda line: lines.append(line.decode()))
+    yield lines
+    log.write_to(None)
+
+
+def with_cache(settings: Settings, where: str) -> Settings:
+    return replace(settings, config=settings.config.model_copy(update={"compile_cache": where}))
+
+
+def test_ranks_find_a_folder_that_only_they_can_write(settings: Settings, tmp_path: Path) -> None:
+    set_variables(settings)
+    folder = Path(os.environ[INDUCTOR])
+    assert folder.parent == tmp_path / f"kdist-compile-{os.geteuid()}"
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+    assert os.environ["TRITON_CACHE_DIR"] == str(folder / "triton")
+
+
+def test_a_variable_of_the_users_wins_and_off_sets_none(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_variables(with_cache(settings, "off"))
+    assert INDUCTOR not in os.environ
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine/triton")
+    set_variables(settings)
+    assert os.environ["TRITON_CACHE_DIR"] == "/mine/triton"
+    monkeypatch.setenv(INDUCTOR, "/mine")
+    set_variables(settings)
+    assert os.environ[INDUCTOR] == "/mine"
+
+
+def test_the_folder_is_below_the_path_that_the_job_names(
+    settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "volume").mkdir()
+    set_variables(with_cache(settings, str(tmp_path / "volume")))
+    assert Path(os.environ[INDUCTOR]).parent.parent == tmp_path / "volume"
+
+
+@pytest.mark.parametrize("way", ["open", "link", "file", "missing"])
+def test_a_folder_that_others_can_write_is_not_used(
+    settings: Settings, tmp_path: Path, logged: list[str], way: str
+) -> None:
+    base = tmp_path / f"kdist-compile-{os.geteuid()}"
+    if way == "open":
+        base.mkdir()
+        base.chmod(0o777)
+    elif way == "link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        base.symlink_to(tmp_path / "elsewhere")
+    elif way == "file":
+        base.touch()
+    where = "auto" if way != "missing" else str(tmp_path / "nowhere")
+    set_variables(with_cache(settings, where))
+    assert Path(os.environ[INDUCTOR]).is_relative_to(settings.scratch)
+    assert "compile-cache-failed" in logged[0]
+
+
+def test_other_packages_have_another_folder(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = []
+    for version in ("1.0", "1.0", "2.0"):
+        monkeypatch.delenv(INDUCTOR, raising=False)
+        site = tmp_path / version
+        (site / f"package-{version}.dist-info").mkdir(parents=True, exist_ok=True)
+        monkeypatch.setattr(sys, "path", [*sys.path[:1], str(site)])
+        set_variables(settings)
+        folders.append(os.environ[INDUCTOR])
+    assert folders[0] == folders[1] != folders[2]
+
+
+def fill(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+def names(folder: Path) -> set[str]:
+    return {str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()}
+
+
+def archive(
+    folder: Path,
+    checkpoints: Path | ObjectPath,
+    node: str = "digits-0-x7k2p",
+    key: str | None = KEY,
+) -> CacheArchive:
+    return CacheArchive(folder, checkpoints / COMPILED, place_of(node), lambda: key)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "node" / ("a" * 16)
+
+
+def test_the_pod_that_takes_the_place_of_another_has_what_that_has_compiled(
+    folder: Path, tmp_path: Path
+) -> None:
+    fill(folder, "fxgraph/one", "ab/kernel.so", "locks/one.lock", "ab/.1.2.tmp", "tmp.pid_1/x")
+    archive(folder, tmp_path).write()
+    kept = tmp_path / "compiled" / "digits-0.tar.gz"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    shutil.rmtree(folder)
+    fill(folder, "fxgraph/two")
+    archive(folder, tmp_path, "digits-0-abcde").restore()
+    assert names(folder) == {"fxgraph/one", "fxgraph/two", "ab/kernel.so"}
+    assert (folder / "ab/kernel.so").read_text() == "ab/kernel.so"
+
+
+def test_a_bucket_keeps_it_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    fill(folder, "fxgraph/one")
+    with S3Server(page=3) as server:
+        location = ObjectLocation(f"s3://{BUCKET}", endpoint=server.endpoint)
+        checkpoints = ObjectPath(ObjectStore(location, retry_seconds=5.0), "digits")
+        archive(folder, checkpoints).write()
+        shutil.rmtree(folder)
+        archive(folder, checkpoints).restore()
+    assert names(folder) == {"fxgraph/one"}
+
+
+@pytest.mark.parametrize("how", ["changed", "other key", "no key", "other machine", "cut", "empty"])
+def test_an_archive_that_the_job_has_not_written_for_this_machine_is_not_unpacked(
+    folder: Path, tmp_path: Path, logged: list[str], how: str
+) -> None:
+    fill(folder, "fxgraph/one")
+    archive(folder, tmp_path).write()
+    (kept,) = (tmp_path / "compiled").iterdir()
+    shutil.rmtree(folder)
+    key: str | None = KEY
+    data = bytearray(kept.read_bytes())
+    if how == "changed":
+        data[40] ^= 1
+    elif how == "other key":
+        key = "j" * 32
+    elif how == "no key":
+        key = None
+    elif how == "other machine":
+        folder = folder.with_name("b" * 16)
+    elif how == "cut":
+        del data[100:]
+    else:
+        data.clear()
+    kept.write_bytes(data)
+    archive(folder, tmp_path, key=key).restore()
+    assert names(folder) == set()
+    assert "is of another key, machine or image" in logged[-1]
+
+
+def test_only_the_first_node_begins_an_archive_and_others_add_what_it_lacks(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_cache, "_QUIET_SECONDS", 0.05)
+    kept = tmp_path / "compiled"
+    first, second = folder / "first" / ("a" * 16), folder / "second" / ("a" * 16)
+    archive(second, tmp_path, "digits-1-x7k2p").open()
+    fill(second, "fxgraph/both")
+    archive(first, tmp_path).open()
+    fill(first, "fxgraph/both")
+    assert soon(lambda: len(list(kept.glob("*.gz"))) == 1, 20)
+    assert [each.name for each in kept.glob("*.gz")] == ["digits-0.tar.gz"]
+    shutil.rmtree(second)
+    archive(second, tmp_path, "digits-1-abcde").open()
+    assert names(second) == {"fxgraph/both"}
+    fill(second, "fxgraph/own")
+    assert soon(lambda: len(list(kept.glob("*.gz"))) == 2, 20)

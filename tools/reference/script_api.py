@@ -15,6 +15,7 @@ _TRAINER = Path(__file__).parents[2] / "trainer" / "kdist_trainer"
 _CLASSES = {
     "Reporter": _TRAINER / "metrics" / "transport.py",
     "Checkpointer": _TRAINER / "script" / "api.py",
+    "ShardedLoader": _TRAINER / "script" / "sharded_loader.py",
     "stop_requested": _TRAINER / "script" / "stop.py",
     "StopRequest": _TRAINER / "script" / "stop.py",
 }

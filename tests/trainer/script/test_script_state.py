@@ -21,6 +21,7 @@ from kdist_trainer import Checkpointer, Reporter, log
 from kdist_trainer.checkpoint.manifest import UnloadableStateError
 from kdist_trainer.errors import CheckpointMismatchError, ConfigError
 from kdist_trainer.metrics.transport import shared_stats
+from kdist_trainer.script.state import Part, RankPart
 from kdist_trainer.state import describe
 from tests.trainer.checkpoint.ranks import Rank, run_ranks
 from tests.trainer.script.script_trainings import (
@@ -262,7 +263,16 @@ def test_reporter_counts_on_from_the_resumed_step(
     reporter.close()
 
 
-def keep_cursors(rank: Rank, root: Path, last: int) -> tuple[int, Any, Any, int, float, str]:
+class Rescaling(Sampler):
+    """One that goes on at any number of ranks."""
+
+    def load_all_state_dicts(self, states: list[dict[Any, Any]], rank: int, size: int) -> None:
+        self.position = sum(int(one["position"]) for one in states) * 100 + 10 * rank + size
+
+
+def keep_cursors(
+    rank: Rank, root: Path, last: int, kind: type[Sampler] = Rescaling
+) -> tuple[int, Any, Any, int, float, str]:
     """(resumed step, state, shared state, number of saved states, a number drawn then, log)."""
     lines: list[bytes] = []
     log.write_to(lines.append)
@@ -270,7 +280,7 @@ def keep_cursors(rank: Rank, root: Path, last: int) -> tuple[int, Any, Any, int,
     os.environ["KDIST_GENERATION"] = str(rank.generation)
     one = Training()
     torch.manual_seed(rank.rank)
-    sampler = Sampler()
+    sampler = kind()
     one.extra = {"stateful": {"sampler": sampler}}
     with checkpointer_of(one) as checkpointer:
         seen = dict(checkpointer.state)
@@ -308,10 +318,30 @@ def test_each_rank_has_its_own_state_and_a_change_of_their_number_is_told_by_nam
         (2, {"row": (rank, 2)}, {"best": (0, 2)}, 3) for rank in range(2)
     ]
     assert [one[4] for one in fewer] == [one[4] for one in same[:2]]
-    assert "rank 2: state['row'], stateful['sampler'], random numbers" in fewer[0][5]
+    assert "rank 2: state['row'], random numbers" in fewer[0][5]
     more = run_ranks(3, keep_cursors, tmp_path, root, 4, generation=4)
     assert [one[1] for one in more] == [{"row": (0, 4)}, {"row": (1, 4)}, {}]
     assert "New: rank 2, with an empty Checkpointer.state" in more[0][5]
+
+
+def test_an_object_says_how_it_goes_on_at_another_number_of_ranks_or_is_refused() -> None:
+    def part(position: int) -> Part:
+        sampler = Sampler()
+        sampler.position = position
+        return RankPart({"sampler": sampler}).read()
+
+    parts = [part(3), part(4)]
+    one = Rescaling()
+    RankPart({"sampler": one}).load(parts, 2, 3)
+    assert one.position == 723
+    fixed = RankPart({"sampler": Sampler()})
+    fixed.load(parts, 1, 2)
+    for size in (1, 3):
+        with pytest.raises(CheckpointMismatchError) as raised:
+            fixed.load(parts, 0, size)
+        told = f"positions of 2 ranks, and now there are {size}: stateful['sampler'] (Sampler)"
+        assert told in str(raised.value)
+    RankPart({}).load([Part({}, {}), Part({}, {})], 2, 3)
 
 
 def test_what_a_resume_would_not_ask_for_is_found_before_it_counts(

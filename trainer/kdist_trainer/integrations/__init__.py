@@ -6,10 +6,11 @@
 
 Each is named after the framework's class that it extends, and imports the framework when it is
 asked for: `import kdist_trainer.integrations` imports none. Outside kdist they do nothing, so that
-the script still runs under torchrun.
+the script still runs under torchrun. `HfStream` is for workloads: a streaming set of Hugging Face
+`datasets` in the managed loop.
 
-`framework` is what the three have in common: when to save and to stop, the framework's own files
-committed and verified as kdist's own are, and the names that they log under.
+`framework` is what the first three have in common: when to save and to stop, the framework's own
+files committed and verified as kdist's own are, and the names that they log under.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kdist_trainer.integrations.accelerate import KdistTracker
+    from kdist_trainer.integrations.datasets import HfStream
     from kdist_trainer.integrations.lightning import KdistCallback
     from kdist_trainer.integrations.transformers import KdistTrainerCallback
 
-__all__ = ["KdistCallback", "KdistTracker", "KdistTrainerCallback"]
+__all__ = ["HfStream", "KdistCallback", "KdistTracker", "KdistTrainerCallback"]
 
 
 _MODULES = {
+    "HfStream": "datasets",
     "KdistCallback": "lightning",
     "KdistTracker": "accelerate",
     "KdistTrainerCallback": "transformers",

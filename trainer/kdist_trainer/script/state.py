@@ -8,9 +8,10 @@ added again when it is resumed. A resume takes the saved lr, weight decay or T_m
 the script has no effect, which is reported.
 
 A rank's own part is `state`, the objects of `stateful` and the random number generators. All parts
-are one small value of the checkpoint, which rank 0 writes and every rank reads, and they are
-reassigned when the number of ranks has changed. Positions of data loaders take kilobytes; what is
-large belongs into a module, whose tensors all ranks write.
+are one small value of the checkpoint, which rank 0 writes and every rank reads. When the number of
+ranks has changed, `state` and the generators are those of the rank's number; an object of
+`stateful` says by `load_all_state_dicts` how it goes on, or the resume is refused. Positions of
+data loaders take kilobytes; what is large belongs into a module, whose tensors all ranks write.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ from kdist_trainer.state import ValueKind, describe
 
 
 class StatefulObject(Protocol):
-    """What can be saved as it is: a scheduler, a scaler, torchdata's `StatefulDataLoader`."""
+    """What can be saved as it is: a scheduler, a scaler, torchdata's `StatefulDataLoader`. One of
+    `stateful` may also have `load_all_state_dicts(states, rank, size)`, which continues at another
+    number of ranks from the states of all ranks, by rank.
+    """
 
     def state_dict(self) -> dict[str, Any]:
         """Its state."""
@@ -55,7 +59,7 @@ class RankPart:
 
     def __init__(self, stateful: Mapping[str, StatefulObject]) -> None:
         self.state: dict[Any, Any] = {}
-        self._stateful = dict(stateful)
+        self._stateful: dict[str, Any] = dict(stateful)
         self._generators: dict[str, Any] | None = None
         """As they were saved with the state that was resumed."""
 
@@ -71,27 +75,37 @@ class RankPart:
         generators = copy_value(rng.read_generators(), "generators")
         return Part(self.state, {"stateful": stateful, "generators": generators})
 
-    def load(self, part: Part | None) -> None:
-        """Continue from a part; from None, which a rank that is new has, as a rank that begins.
+    def load(self, parts: Sequence[Part], rank: int, size: int) -> None:
+        """Continue from the parts of all ranks; a rank that is new begins with an empty `state`.
 
         Raises:
-            CheckpointMismatchError: the part has other stateful objects.
+            CheckpointMismatchError: they have other stateful objects, or are of another number of
+                ranks and an object does not say how it goes on then.
         """
+        part = choose_part(parts, rank)
         self.state = dict(part.state) if part is not None else {}
-        if part is None or not part.own:
+        changed = len(parts) != size
+        saved = [one.own["stateful"] for one in parts if one.own]
+        if not saved:
             return
-        saved = part.own["stateful"]
-        problems = [f"it has no {name!r}" for name in self._stateful.keys() - saved]
-        problems += [f"the script has no {name!r}" for name in saved.keys() - self._stateful.keys()]
+        names = {name for states in (saved if changed else [saved[rank]]) for name in states}
+        problems = [f"it has no {name!r}" for name in self._stateful.keys() - names]
+        problems += [f"the script has no {name!r}" for name in names - self._stateful.keys()]
         if problems:
             raise CheckpointMismatchError(
                 "the checkpoint is of other objects in Checkpointer(stateful=…): "
                 f"{'; '.join(sorted(problems))}; give the same names, or start again with --fresh"
             )
+        if changed:
+            check_all_rescale(self._stateful, len(parts), size)
         for name, one in self._stateful.items():
-            one.load_state_dict(saved[name])
-        self._generators = part.own["generators"]
-        self.restore_generators()
+            if changed:
+                one.load_all_state_dicts([states[name] for states in saved], rank, size)
+            else:
+                one.load_state_dict(saved[rank][name])
+        if part is not None:
+            self._generators = part.own["generators"]
+            self.restore_generators()
 
     def restore_generators(self) -> None:
         """Have the generators continue as they were saved; nothing without a resumed state."""
@@ -102,6 +116,20 @@ class RankPart:
 def choose_part(parts: Sequence[Part], rank: int) -> Part | None:
     """The part of a rank: that of its number; None if there were fewer ranks."""
     return parts[rank] if rank < len(parts) else None
+
+
+def check_all_rescale(stateful: Mapping[str, Any], saved: int, size: int) -> None:
+    """Raise `CheckpointMismatchError` if an object does not say how it goes on at this size."""
+    fixed = [name for name, one in stateful.items() if not hasattr(one, "load_all_state_dicts")]
+    if fixed:
+        named = ", ".join(f"stateful[{name!r}] ({type(stateful[name]).__name__})" for name in fixed)
+        raise CheckpointMismatchError(
+            f"the checkpoint has positions of {saved} ranks, and now there are {size}: {named} "
+            "would lose samples or read them twice. Go on with "
+            f"{saved} ranks; or give the object a method load_all_state_dicts(states, rank, size) "
+            "that continues from the states of all ranks, as kdist_trainer.ShardedLoader has; or "
+            "start again with --fresh"
+        )
 
 
 def report_change(parts: Sequence[Part], size: int) -> None:
@@ -120,18 +148,15 @@ def report_change(parts: Sequence[Part], size: int) -> None:
     else:
         new = ", ".join(map(str, range(len(parts), size)))
         message = (
-            f"{changed}. New: rank {new}, with an empty Checkpointer.state, the objects of "
-            "stateful as the script made them and random numbers as it seeded them. "
-            "Checkpointer.saved_states has the states of all ranks"
+            f"{changed}. New: rank {new}, with an empty Checkpointer.state and random numbers as "
+            "the script seeded them. Checkpointer.saved_states has the states of all ranks"
         )
     log.warn("rank-parts-changed", saved=len(parts), ranks=size, message=message)
 
 
 def _describe(part: Part) -> str:
     """What is in a part, by name."""
-    names = [f"state[{key!r}]" for key in part.state]
-    names += [f"stateful[{name!r}]" for name in part.own.get("stateful", ())]
-    return ", ".join([*names, "random numbers"])
+    return ", ".join([*(f"state[{key!r}]" for key in part.state), "random numbers"])
 
 
 Groups = Sequence[Sequence[str]]
@@ -605,7 +630,7 @@ class ScriptState:
         self._objects.load(notes, filled)
         parts = _read_parts(state, filled.get(_PARTS), group.size)
         self._show_all(state, parts)
-        self.part.load(choose_part(parts, group.rank))
+        self.part.load(parts, group.rank, group.size)
         self.resumed_step = int(state["step"])
         if group.is_rank_zero:
             report_change(parts, group.size)

@@ -1,0 +1,132 @@
+"""`kdist_trainer.ShardedLoader`: the data of a script that goes on at any number of ranks, whatever
+library reads it.
+
+A library's position is that of one rank among so many, and means nothing among others. Here each
+virtual shard has a loader of its own, with a position of its own, and ranks take over whole shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kdist_trainer.errors import CheckpointMismatchError, ConfigError, DataError
+from kdist_trainer.script.api import ScriptWorld
+
+
+@dataclass
+class _Pass:
+    """One pass of a shard over its samples."""
+
+    epoch: int = 0
+    saved: Any = None
+    """The state that it begins with; None at the start."""
+    loader: Any = None
+    batches: Iterator[Any] | None = None
+    is_empty: bool = True
+
+
+_END = object()
+
+
+class ShardedLoader:
+    """One loader for each virtual shard, and equally many shards for each rank.
+
+    Each item is a list with the next batch of each of the rank's shards: a step, whose samples are
+    the same at any number of ranks. It never ends: a shard begins its next pass when its loader
+    ends, with a new loader.
+
+        loader = ShardedLoader(make, shards=6)        # for 1, 2, 3 or 6 ranks
+        with Checkpointer(…, stateful={"data": loader}) as checkpointer:
+            for step, batches in zip(range(checkpointer.resume() + 1, steps + 1), loader):
+                for batch in batches:
+                    (loss_of(batch) / len(batches)).backward()
+                …
+                checkpointer.maybe_save(step)
+    """
+
+    def __init__(self, make: Callable[[int, int, int], Any], *, shards: int) -> None:
+        """Make no loader yet. Called after `init_process_group`.
+
+        Args:
+            make: from a shard, the number of shards and the number of the pass (from 0 on), makes
+                the loader of the shard: iterable, with `state_dict` and `load_state_dict`.
+            shards: number of virtual shards, a multiple of each number of ranks.
+
+        Raises:
+            ConfigError: the shards cannot be divided evenly among the ranks.
+        """
+        world = ScriptWorld.current()
+        if shards < 1 or shards % world.size:
+            raise ConfigError(
+                f"ShardedLoader: {shards} shards cannot be divided evenly among {world.size} "
+                "ranks: choose a multiple of each number of ranks that the job may have"
+            )
+        self._make = make
+        self._shards = shards
+        each = shards // world.size
+        self._passes = {
+            shard: _Pass() for shard in range(world.rank * each, (world.rank + 1) * each)
+        }
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Go on where the last iterator has stopped."""
+        while True:
+            yield [self._next(shard) for shard in self._passes]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The pass of each of the rank's shards, and the position in it."""
+        passes = {
+            shard: (one.epoch, one.saved if one.loader is None else one.loader.state_dict())
+            for shard, one in self._passes.items()
+        }
+        return {"shards": self._shards, "passes": passes}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue at the number of ranks that the state is of.
+
+        Raises:
+            CheckpointMismatchError: it is of another number of shards.
+        """
+        if saved["shards"] != self._shards:
+            raise CheckpointMismatchError(
+                f"ShardedLoader: the checkpoint is of {saved['shards']} shards, and the script has "
+                f"{self._shards}: give as many, or start again with --fresh"
+            )
+        self._passes = {shard: _Pass(*saved["passes"][shard]) for shard in self._passes}
+
+    def load_all_state_dicts(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> None:  # noqa: ARG002 - a rank knows its shards
+        """Continue at any number of ranks, from the states of all ranks.
+
+        Raises:
+            CheckpointMismatchError: they are of another number of shards.
+        """
+        passes = {shard: one for state in states for shard, one in state["passes"].items()}
+        self.load_state_dict({"shards": states[0]["shards"], "passes": passes})
+
+    def _next(self, shard: int) -> Any:
+        """The next batch of a shard."""
+        while True:
+            one = self._passes[shard]
+            if one.batches is None:
+                one.loader = self._open(shard, one)
+                one.batches = iter(one.loader)
+            batch = next(one.batches, _END)
+            if batch is not _END:
+                one.is_empty = False
+                return batch
+            if one.is_empty and one.saved is None:
+                raise DataError(f"ShardedLoader: shard {shard} of {self._shards} has no samples")
+            self._passes[shard] = _Pass(one.epoch + 1)
+
+    def _open(self, shard: int, one: _Pass) -> Any:
+        loader = self._make(shard, self._shards, one.epoch)
+        if not hasattr(loader, "state_dict"):
+            raise ConfigError(
+                f"ShardedLoader: a {type(loader).__name__} has no state_dict, so it loses its "
+                "position: let make return torchdata's StatefulDataLoader, or a set with a state"
+            )
+        if one.saved is not None:
+            loader.load_state_dict(one.saved)
+        return loader

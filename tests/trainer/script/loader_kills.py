@@ -62,8 +62,8 @@ class Torchdata:
 
     def __init__(self, workers: int) -> None:
         records = [{"id": number} for number in range(SAMPLES)]
-        self.sampler: Any = StatefulDistributedSampler(records, shuffle=True)  # type: ignore[arg-type]
-        self.loader = StatefulDataLoader(records, 6, sampler=self.sampler, num_workers=workers)  # type: ignore[arg-type, var-annotated]
+        self.sampler: Any = StatefulDistributedSampler(records, shuffle=True)
+        self.loader = StatefulDataLoader(records, 6, sampler=self.sampler, num_workers=workers)
         self.stateful: Any = self.loader
 
     def begin(self, epoch: int) -> None:
@@ -81,7 +81,7 @@ class Streaming(Torchdata):
 
     def __init__(self, workers: int) -> None:
         self.set = split_dataset_by_node(stream(), dist.get_rank(), dist.get_world_size())
-        self.loader = StatefulDataLoader(self.set, 6, num_workers=workers)  # type: ignore[arg-type]
+        self.loader = StatefulDataLoader(self.set, 6, num_workers=workers)
         self.stateful = self.loader
 
     def begin(self, epoch: int) -> None:
@@ -93,7 +93,7 @@ class StreamAlone(Streaming):
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
-        self.loader = torch.utils.data.DataLoader(self.set, 6)  # type: ignore[assignment, arg-type]
+        self.loader = torch.utils.data.DataLoader(self.set, 6)
         self.stateful = self.set
 
 
@@ -104,7 +104,7 @@ class Sharded:
         def make(shard: int, shards: int, epoch: int) -> Any:
             own = split_dataset_by_node(stream(), shard, shards)
             own.set_epoch(epoch)
-            return StatefulDataLoader(own, 2, num_workers=workers)  # type: ignore[arg-type]
+            return StatefulDataLoader(own, 2, num_workers=workers)
 
         self.stateful = ShardedLoader(make, shards=SHARDS)
 

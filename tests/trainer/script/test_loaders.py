@@ -101,7 +101,7 @@ def test_what_cannot_be_divided_or_has_no_position_is_refused(world: Any) -> Non
     with pytest.raises(ConfigError, match="a list has no state_dict"):
         next(iter(ShardedLoader(lambda *_: [1], shards=2)))
     with pytest.raises(DataError, match="shard 0 of 2 has no samples"):
-        next(iter(ShardedLoader(lambda *shard: Counting(*shard, length=0), shards=2)))
+        next(iter(ShardedLoader(lambda *_: Counting(0, 2, 0, length=0), shards=2)))
     with pytest.raises(CheckpointMismatchError, match="of 2 shards, and the script has 4"):
         ShardedLoader(Counting, shards=4).load_state_dict(
             ShardedLoader(Counting, shards=2).state_dict()

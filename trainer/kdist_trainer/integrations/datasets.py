@@ -11,37 +11,20 @@ each sample is read once also when the number of ranks changes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.stream import Stream
 
 
-class StreamingSet(Protocol):
-    """What of `datasets.IterableDataset` is used."""
-
-    @property
-    def num_shards(self) -> int:
-        """Number of its shards."""
-
-    def shard(self, num_shards: int, index: int) -> StreamingSet:
-        """One part of so many."""
-
-    def skip(self, n: int) -> StreamingSet:
-        """What comes after the first samples."""
-
-    def iter(self, batch_size: int) -> Iterator[Any]:
-        """Its batches."""
-
-
 class HfStream(Stream):
     """A streaming set, not split by node, as files in the order of its shards."""
 
-    def __init__(self, dataset: StreamingSet, counts: Sequence[int] | None = None) -> None:
+    def __init__(self, dataset: Any, counts: Sequence[int] | None = None) -> None:
         """Read nothing yet.
 
         Args:
-            dataset: the whole set, the same in every process.
+            dataset: the whole `datasets.IterableDataset`, the same in every process.
             counts: number of samples in each shard, if they are known: a resume then opens only
                 the shards that it continues in.
 

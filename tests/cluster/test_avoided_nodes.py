@@ -104,7 +104,8 @@ def leave_and_return(namespace: Namespace, calm: Job, kind: str, bad: str) -> No
     (pod,) = namespace.pods("digits")
     namespace.kubectl("delete", "pod", pod["metadata"]["name"], "--timeout=120s")
     namespace.until("the node is used again", partial(trains_there, after["step"], is_bad=True))
-    namespace.kubectl("wait", "trainingjob/digits", "--for=condition=Complete", "--timeout=240s")
+    done = ("get", "trainingjob", "digits", "-o", "jsonpath={.status.phase}")
+    namespace.until("it is done", lambda: namespace.kubectl(*done) == "Succeeded")
     ended = namespace.volume("digits")
     assert ended["done"]["step"] == STEPS
     (same,) = namespace.pods("other")

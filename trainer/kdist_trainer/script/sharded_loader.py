@@ -37,13 +37,10 @@ class ShardedLoader:
     the same at any number of ranks. It never ends: a shard begins its next pass when its loader
     ends, with a new loader.
 
-        loader = ShardedLoader(make, shards=6)        # for 1, 2, 3 or 6 ranks
-        with Checkpointer(…, stateful={"data": loader}) as checkpointer:
-            for step, batches in zip(range(checkpointer.resume() + 1, steps + 1), loader):
-                for batch in batches:
-                    (loss_of(batch) / len(batches)).backward()
-                …
-                checkpointer.maybe_save(step)
+        loader = ShardedLoader(make, shards=6)  # for 1, 2, 3 or 6 ranks
+        for step, batches in zip(range(checkpointer.resume() + 1, steps + 1), loader):
+            for batch in batches:
+                (loss_of(batch) / len(batches)).backward()
     """
 
     def __init__(self, make: Callable[[int, int, int], Any], *, shards: int) -> None:

@@ -114,7 +114,11 @@ def test_validate_render_and_apply_say_what_is_sent_and_what_looks_wrong(
         (Path("src") / name).write_text("*.log\n" if name == ".gitignore" else "x = 1\n")
     Path("job.yaml").write_text(f"{JOB}  code: ./src\n  env: [{{name: API_KEY, value: hunter2}}]\n")
     listed = "spec.code sends 2 files, 12 bytes, of ./src: key.pem, train.py; left out: "
-    for command in (["validate", "job.yaml", "-v"], ["render"], ["apply", "job.yaml", "--dry-run"]):
+    for command in (
+        ["validate", "job.yaml", "-v"],
+        ["render"],
+        ["apply", "job.yaml", "--dry-run=client"],
+    ):
         done = kdist(*command)
         assert done.exit_code == 0, done.stderr
         shown = done.stdout if command[0] == "validate" else done.stderr

@@ -159,7 +159,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("machine", "fault"), str),
     **dict.fromkeys(("commits", "written"), int),
     **dict.fromkeys(("devices", "url"), str),
-    "metrics": dict,
+    **dict.fromkeys(("metrics", "environment"), dict),
 }
 
 
@@ -313,6 +313,7 @@ def build_report(
         "devices": next(
             (each["devices"] for each in reversed(events) if each.get("devices")), None
         ),
+        "environments": list(_environments(events)),
         "tracker": next((each.get("url") for each in _named(reversed(events), "tracker")), None),
         # of a script that has ended without a process group since the last generation began
         "separateRanks": next(
@@ -323,6 +324,17 @@ def build_report(
         "loss": _last_loss(steps),
         "metrics": dict(ends[-1]) if ends else {},
     }
+
+
+_ENVIRONMENT: Final = ("python", "torch", "kdist", "packages", "commit")
+
+
+def _environments(events: Iterable[Record]) -> Iterator[dict[str, Any]]:
+    """What the first attempt, and each one since which that has changed, computed with."""
+    for event in _named(events, "generation"):
+        found = event.get("environment") or {}
+        if texts := {name: str(found[name]) for name in _ENVIRONMENT if name in found}:
+            yield {"sinceAttempt": event.get("generation"), **texts}
 
 
 def _find_gaps(generations: Sequence[Generation], steps: Sequence[Record]) -> list[list[int]]:

@@ -49,6 +49,11 @@ NODES_ANNOTATION: Final = "kdist.dev/nodes"
 update what it mounts, so that its agent soon reads them.
 """
 
+COMMIT: Final = "kdist.dev/commit"
+"""Annotation of a job's ConfigMap or TrainingJob with the git commit of its file's folder at the
+last apply that changed anything; no other object has it.
+"""
+
 CODE_LABEL: Final = "kdist.dev/code-of"
 """Label with the job's name on a ConfigMap with the files of its code, where a TrainingJob names
 the ConfigMap. It is none of the objects that the controller creates.

@@ -374,6 +374,7 @@ def test_labels_of_gitops_tools_stay_with_the_trainingjob(
     annotations = {
         "argocd.argoproj.io/tracking-id": "apps",
         "kubectl.kubernetes.io/last-applied-configuration": "{}",
+        "kdist.dev/commit": "1f2e",
     }
     metadata = {"name": "digits", "labels": labels, "annotations": annotations}
     kubernetes.put("TrainingJob", {**job(), "metadata": metadata})

@@ -11,6 +11,7 @@ import click
 from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import Code, KdistError, UsageError
+from kdist.manifest import TRAINING_JOB
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -153,6 +154,9 @@ def _send(
     console.message(f"{where}: {job.metadata.name} as {what}")
     sent = list(_tell(results, note if output == "table" else None))
     configured = any(each.applied.verb == "configured" for each in sent)
+    if not dry_run and any(each.applied.verb != "unchanged" for each in sent):
+        kind = TRAINING_JOB if isinstance(plan, deploy.ResourcePlan) else ("v1", "ConfigMap")
+        deploy.note_commit(cluster, job.metadata.name, kind, base)
     if isinstance(plan, deploy.Plan) and plan.exists and configured and not dry_run:
         name = job.metadata.name
         console.message(

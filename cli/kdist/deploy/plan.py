@@ -14,8 +14,9 @@ from kdist import backends, rbac, render
 from kdist.backends import Placement
 from kdist.deploy.live_workload import find_live_workload, is_new, select_workload
 from kdist.errors import KdistError
+from kdist.load.commit import find_commit
 from kdist.load.folder import CodeFolder, find_code
-from kdist.manifest import JobOwner, Manifest
+from kdist.manifest import COMMIT, JobOwner, Manifest
 from kdist.rbac import Right
 from kdist.spec import RUN, TrainingJob
 from kdist.status import (
@@ -252,6 +253,12 @@ def objects_of(
     from kdist.cluster import JobObjects
 
     return JobObjects(cluster, JobOwner(cluster.namespace, name, backend, makers=makers))
+
+
+def note_commit(cluster: Cluster, job: str, kind: tuple[str, str], base: Path) -> None:
+    """Note on an object of a job's name the commit that the job was applied from."""
+    body = {"metadata": {"annotations": {COMMIT: find_commit(base) or None}}}
+    objects_of(cluster, job).change(*kind, job, body)
 
 
 def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:

@@ -126,6 +126,7 @@ def _read_cluster(target: AppliedJob) -> dict[str, Any]:
     )
     loss = found.nonfinite_loss
     report["nonFiniteLoss"] = None if loss is None else loss.to_document()
+    report |= {"appliedCommit": found.commit, "images": found.images}
     return {**_head(target.name, f"{target.namespace}/{target.name}"), **report}
 
 
@@ -146,3 +147,5 @@ def _show(report: dict[str, Any]) -> None:
     console.paragraph(text.GOODPUT)
     console.result("")
     console.table(text.attempts(report), header=text.ATTEMPTS)
+    for line in ["", *text.environment(report)]:
+        console.result(line)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from kdist.errors import NotFoundError
 from kdist.job.cluster import checkpoints
 from kdist.job.cluster.applied import AppliedJob
 from kdist.job.job import Notify
+from kdist.manifest import COMMIT
 from kdist.report.goodput import PodStartup
 from kdist.status import FETCHER, OUTCOME, ExitRecord, NonfiniteLoss, read_pod
 from kdist.status.documents import annotation, condition, items, moment, name, text
@@ -28,8 +29,9 @@ Interval = tuple[float, float | None]
 @dataclass(frozen=True)
 class History:
     """Arguments of `kdist.report.goodput`: the ledger's events and steps, the active intervals of
-    the job, the startup of each pod, and whether none is left of a run that is not done; and what
-    the pods have told of a loss that is not finite.
+    the job, the startup of each pod, and whether none is left of a run that is not done; what
+    the pods have told of a loss that is not finite; the commit of the last apply, and the digests
+    of the images that the pods run.
     """
 
     events: Sequence[Mapping[str, Any]]
@@ -38,6 +40,8 @@ class History:
     startups: list[PodStartup]
     unsaved: bool = False
     nonfinite_loss: NonfiniteLoss | None = None
+    commit: str = ""
+    images: Sequence[str] = ()
 
 
 def read_history(target: AppliedJob, *, notify: Notify) -> History:
@@ -61,7 +65,16 @@ def read_history(target: AppliedJob, *, notify: Notify) -> History:
         all(read_pod(pod).over for pod in pods)
         and (workload is None or target.backend.read(workload).finished != "succeeded"),
         find_nonfinite_loss(pods, workload),
+        annotation(target.resource() if target.is_resource else target.config_map, COMMIT),
+        list_images(pods, target.backend.container),
     )
+
+
+def list_images(pods: Iterable[Mapping[str, Any]], container: str) -> list[str]:
+    """The images of this container of the pods, with their digests as the kubelet names them."""
+    statuses = (each for pod in pods for each in items(pod, "status", "containerStatuses"))
+    found = (text(each, "imageID") for each in statuses if text(each, "name") == container)
+    return sorted({each for each in found if each})
 
 
 def find_nonfinite_loss(

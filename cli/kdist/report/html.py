@@ -98,6 +98,7 @@ def render_report(report: Mapping[str, Any]) -> str:
         render_timeline(attempts),
         element("h2", "Attempts"),
         table([cell.lower() for cell in text.ATTEMPTS], text.attempts(report)),
+        *(element("p", line, class_="soft") for line in text.environment(report)),
     ]
     if failures:
         sections += [element("h2", "What ended them"), table(("attempt", "failure"), failures)]

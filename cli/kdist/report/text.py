@@ -102,6 +102,16 @@ def remarks(report: Report) -> list[str]:
     return [*told, *(f"faulty machine {each}" for each in faults)]
 
 
+def environment(report: Report) -> list[str]:
+    """What the attempts computed with, and what the job was applied from."""
+    found = []
+    for each in report["environments"]:
+        known = ", ".join(f"{name} {each[name]}" for name in each if name != "sinceAttempt")
+        found.append(f"since attempt {each['sinceAttempt']}: {known}")
+    found += [f"applied from commit {commit}" for commit in [report.get("appliedCommit")] if commit]
+    return [*found, *(f"image {each}" for each in report.get("images") or ())]
+
+
 def summary(report: Report) -> str:
     """The run in one line without its goodput: steps, restarts, loss."""
     steps, restarts = report["steps"], report["restarts"]

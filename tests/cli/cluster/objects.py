@@ -8,6 +8,7 @@ import copy
 import time
 from typing import Any
 
+from kdist.manifest import COMMIT
 from tests.cli.cluster.api import Asked, Reply, refusal
 
 KINDS = {
@@ -148,6 +149,9 @@ class Store:
         # which a merge patch gave it
         if before is not None and "ownerReferences" in before["metadata"]:
             kept["ownerReferences"] = before["metadata"]["ownerReferences"]
+        old = {} if before is None else before["metadata"].get("annotations") or {}
+        if COMMIT in old:
+            kept["annotations"] = {COMMIT: old[COMMIT], **asked.body["metadata"]["annotations"]}
         kept["managedFields"] = [{"manager": asked.query["fieldManager"], "operation": "Apply"}]
         body = {**asked.body, "metadata": {**asked.body["metadata"], "uid": asked.path, **kept}}
         if "dryRun" not in asked.query:

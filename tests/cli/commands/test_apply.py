@@ -261,3 +261,24 @@ def test_a_job_that_is_sent_is_waited_for_no_longer_than_asked(
     sent = kdist("apply", str(file), stay, "--timeout", "1s")
     assert sent.exit_code == Code.TIMEOUT
     assert "has not reached `done` after 1 s" in sent.stderr
+
+
+def test_an_apply_that_changes_something_notes_the_commit_of_the_files_folder(
+    api: Api, store: Store, file: Path, kdist: Kdist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noted() -> str | None:
+        found: str | None = store.objects[MAPS]["metadata"]["annotations"].get("kdist.dev/commit")
+        return found
+
+    commits = iter(["first", "second", ""])
+    monkeypatch.setattr("kdist.deploy.plan.find_commit", lambda _: next(commits))
+    kdist("apply", str(file))
+    assert noted() == "first"
+    again = kdist("apply", str(file), "--error-unchanged")
+    assert (again.exit_code, noted()) == (Code.UNCHANGED, "first"), again.stderr
+    assert kdist("diff", str(file)).exit_code == 0
+    kdist("apply", str(file), "--set", "spec.maxRestarts=3")
+    assert noted() == "second"
+    kdist("apply", str(file), "--set", "spec.maxRestarts=4")
+    assert noted() is None
+    assert "commit" not in json.dumps(store.objects[JOBS])

@@ -317,3 +317,22 @@ def test_the_time_of_a_script_that_reports_no_steps_is_unobserved() -> None:
     }
     assert text.headline(report) == "goodput unknown · steps unknown · 0 restarts"
     assert text.attempts(report)[0][3:6] == ("-", "-", "-")
+
+
+VERSIONS = {"python": "3.12.1", "torch": "2.15.0", "kdist": "0.2.0", "packages": "1f2e"}
+
+
+def test_what_the_attempts_computed_with_is_shown_where_it_changed() -> None:
+    events = [dict(event) for event in EVENTS]
+    events[0]["environment"] = {**VERSIONS, "commit": "a" * 40, "unknown": "x", "token": "s3cret"}
+    events[4]["environment"] = {**VERSIONS, "torch": "2.16.0"}
+    report = build_goodput_report(events, STEPS, active=ACTIVE)
+    first = {"sinceAttempt": 1, **VERSIONS, "commit": "a" * 40}
+    second = {"sinceAttempt": 2, **VERSIONS, "torch": "2.16.0"}
+    assert report["environments"] == [first, second]
+    known = f"python 3.12.1, torch 2.15.0, kdist 0.2.0, packages 1f2e, commit {'a' * 40}"
+    lines = text.environment({**report, "appliedCommit": "b-dirty", "images": ["r/i@sha256:1"]})
+    assert lines[0] == f"since attempt 1: {known}"
+    assert lines[2:] == ["applied from commit b-dirty", "image r/i@sha256:1"]
+    assert lines[0] in html.render_report({**report, "job": "x"})
+    assert build_goodput_report(EVENTS, STEPS, active=ACTIVE)["environments"] == []

@@ -8,6 +8,7 @@ from kdist.report.history import (
     _read_startup,
     active_intervals,
     find_nonfinite_loss,
+    list_images,
     pull_seconds,
 )
 from kdist.status import OUTCOME, ExitRecord, NonfiniteLoss
@@ -75,3 +76,9 @@ def test_a_loss_that_was_not_finite_is_found_in_the_pods_and_in_what_was_kept_of
     assert kept is not None
     workload = {"metadata": {"annotations": {OUTCOME: kept.to_text()}}}
     assert find_nonfinite_loss([], workload) == NonfiniteLoss(9, "nan")
+
+
+def test_the_digests_of_the_trainings_images_are_read_from_its_pods() -> None:
+    statuses = [{"name": "trainer", "imageID": "r/i@sha256:1"}, {"name": "proxy", "imageID": "p"}]
+    pods = [{"status": {"containerStatuses": statuses}}, {"status": {"containerStatuses": None}}]
+    assert list_images([*pods, *pods, {}], "trainer") == ["r/i@sha256:1"]

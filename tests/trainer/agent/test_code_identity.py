@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.agent.settings import identify_code
+from kdist_trainer.agent.settings import describe_environment, identify_code
 from kdist_trainer.config import TrainConfig
 
 CONFIG = {"name": "x", "nodes": {"min": 1, "max": 1}, "train": {"workload": "own:Own", "steps": 5}}
@@ -51,3 +51,18 @@ def test_a_package_of_the_image_counts_without_being_imported(
     assert identify(None, workload="no_such_package:Own") == identify(
         None, workload="no_such_package:Own"
     )
+
+
+def test_the_environment_has_versions_and_a_digest_of_the_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KDIST_COMMIT", "0123abc-dirty")
+    found = describe_environment()
+    assert set(found) == {"python", "torch", "kdist", "packages", "commit"}
+    assert found["commit"] == "0123abc-dirty"
+    (tmp_path / "own-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("KDIST_COMMIT", "a password")
+    changed = describe_environment()
+    assert changed["packages"] != found["packages"]
+    assert "commit" not in changed

@@ -520,3 +520,14 @@ def test_where_no_step_is_known_the_same_crash_is_one_after_about_the_same_time(
     )
     saved = {"event": "commit", "step": 3}
     assert count_repeats([*history(4, 5), saved, *history(4, 5, 6)[4:]], last(6)) == 1
+
+
+def test_what_ranks_compute_with_is_written_when_it_changes(job: Job) -> None:
+    job.open()
+    for torch in ("2.15.0", "2.15.0", "2.16.0"):
+        ledger = job.ledger()
+        ledger._environment = {"torch": torch}
+        ledger.open_generation(AGENTS, world_size=2)
+    events = [one for one in job.ledger()._read() if one["event"] == "generation"]
+    known = [one.get("environment", {}).get("torch") for one in events]
+    assert known == [None, "2.15.0", None, "2.16.0"]

@@ -43,7 +43,14 @@ from kdist_trainer.agent.exits import GroupResult, RunOutcome, failed, root_caus
 from kdist_trainer.agent.hangs import RankActivity, Watchdog
 from kdist_trainer.agent.monitor import AgentTelemetry, PollResult, RendezvousPoller, WorkerMonitor
 from kdist_trainer.agent.restart_policy import RestartLedger, SingleStart
-from kdist_trainer.agent.settings import C10D, FILE, KUBERNETES, Settings, identify_code
+from kdist_trainer.agent.settings import (
+    C10D,
+    FILE,
+    KUBERNETES,
+    Settings,
+    describe_environment,
+    identify_code,
+)
 from kdist_trainer.agent.termination import TerminationPolicy, save_kept_state
 from kdist_trainer.agent.tracker_process import TrackerProcess
 from kdist_trainer.agent.worker_group import PrestartedWorkers, Survivors, WorkerProcesses
@@ -164,6 +171,7 @@ class ElasticAgent(ElasticAgentBase):
             single_start=self._single_start,
             devices=telemetry.devices,
             code=identify_code(settings.config, settings.code),
+            environment=describe_environment(),
         )
         self._termination = TerminationPolicy(
             settings,

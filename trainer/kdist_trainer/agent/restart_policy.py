@@ -448,6 +448,8 @@ class SingleStart:
         return None
 
 
+_KEY: Final = "environment"
+"""The field of a generation with what its ranks compute with, where that has changed."""
 _UNWRITTEN = "unwritten"
 _MAX_BACKOFF_SECONDS = 60
 
@@ -467,6 +469,7 @@ class RestartLedger(RunRecords):
         single_start: Whether a script may be started again; None if it may be.
         devices: What the ranks of this node run on.
         code: Digest of what the ranks compute by, see `settings.identify_code`.
+        environment: What this node computes with, see `settings.describe_environment`.
     """
 
     def __init__(
@@ -478,10 +481,12 @@ class RestartLedger(RunRecords):
         single_start: SingleStart | None = None,
         devices: str = "",
         code: str = "",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(agent_store, checkpoints)
         self._devices = devices
         self._code = code
+        self._environment = environment
         self.single_start = single_start or NoRule()
         self._limits = limits
 
@@ -598,7 +603,9 @@ class RestartLedger(RunRecords):
                 unsaved_seconds=generation.unsaved_seconds,
                 active_since=generation.active_since,
             )
-            self.append_generation(generation, world_size)
+            former = next((one[_KEY] for one in reversed(events) if _KEY in one), None)
+            changed = {} if self._environment in (None, former) else {_KEY: self._environment}
+            self.append_generation(generation, world_size, **changed)
         return generation
 
     def _is_over(
@@ -666,8 +673,8 @@ class RestartLedger(RunRecords):
             "at_risk_seconds": round(unsaved_seconds([*events, *ends], in_memory=True), 3),
         }
 
-    def append_generation(self, generation: Generation, world_size: int) -> None:
-        """Write that a generation of `world_size` ranks has begun."""
+    def append_generation(self, generation: Generation, world_size: int, **known: Any) -> None:
+        """Write that a generation of `world_size` ranks has begun, with what else is known."""
         is_written = self.append_event(
             "generation",
             generation=generation.number,
@@ -679,6 +686,7 @@ class RestartLedger(RunRecords):
             **({"devices": self._devices} if self._devices else {}),
             **({} if generation.kept_step is None else {"kept_step": generation.kept_step}),
             **coordination.generation_to_event(generation),
+            **known,
         )
         if not is_written and generation.reason == FAILURE:
             step = generation.from_step

@@ -12,9 +12,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,7 +30,7 @@ from kdist_trainer import log
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import METRICS_PORT, NODES, Nodes, TrainConfig
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.formats import SCRATCH
+from kdist_trainer.formats import COMMIT, SCRATCH
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.ipc.failure import MACHINE
 from kdist_trainer.metrics.transport import find_short_folder
@@ -402,6 +404,23 @@ def identify_code(config: TrainConfig, code: Path | None) -> str:
             with suppress(OSError), path.open("rb") as file:
                 digest.update(file.read(_MOST_BYTES))
     return digest.hexdigest()[:16]
+
+
+def describe_environment() -> dict[str, str]:
+    """The versions of what this node computes with, a digest of the names and versions of all
+    installed packages, and the git commit of the job if it is known.
+    """
+    import torch
+
+    commit = os.environ.get(COMMIT, "")
+    found = {each.stem for folder in {*sys.path} for each in Path(folder).glob("*.dist-info")}
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "kdist": kdist_trainer.__version__,
+        "packages": hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:16],
+        **({"commit": commit} if re.fullmatch(r"[0-9a-f]{7,64}(-dirty)?", commit) else {}),
+    }
 
 
 def _find_package(workload: str) -> list[Path]:

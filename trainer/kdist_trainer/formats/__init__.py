@@ -61,6 +61,8 @@ relayed more often, and marked.
 """
 SPAWNER: Final = "KDIST_SPAWNER"
 """Variable of the spawner and of each agent's shim: the descriptor of the requests for agents."""
+COMMIT: Final = "KDIST_COMMIT"
+"""Variable of an agent: the git commit of the job, which `kdist run` or the image sets."""
 SCRATCH: Final = "KDIST_SCRATCH"
 """Variable of an agent and all its descendants: the agent's private folder."""
 

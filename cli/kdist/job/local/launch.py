@@ -31,9 +31,10 @@ from kdist.job.local.fetching import folder_of, list_fetches
 from kdist.job.local.run_dir import CheckpointLocation, RunFolder
 from kdist.job.local.supervisor import AgentCommand
 from kdist.load import resolve_path
+from kdist.load.commit import find_commit
 from kdist.spec import TrainingJob
 from kdist.units import count
-from kdist_trainer.formats import LOG_FILE, SCRATCH
+from kdist_trainer.formats import COMMIT, LOG_FILE, SCRATCH
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
@@ -96,7 +97,7 @@ def plan_agents(
     if (wanted := job.spec.resources.gpu) and len(devices or ()) // count >= wanted:
         shared += ["--gpus", str(wanted)]
     variables = {**environment, **_variables(job, environment, problems), "PYTHONUNBUFFERED": "1"}
-    variables |= location.variables
+    variables = {COMMIT: find_commit(base), **variables, **location.variables}
     if problems:
         raise UsageError("; ".join(problems))
     commands = []

@@ -202,3 +202,12 @@ def test_without_torch_the_error_says_how_to_get_all_that_a_training_needs(
         launch.check_torch()
     assert "kdist run needs torch in the environment of kdist" in caught.value.message
     assert caught.value.next_command == f"{installer} {shlex.join(launch.FOR_TRAINING)}"
+
+
+def test_agents_are_told_the_commit_of_the_files_folder_unless_it_is_set(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "find_commit", {tmp_path: "1f2e"}.__getitem__)
+    (found,) = plan(make_job(), folder, tmp_path)
+    (kept,) = plan(make_job(), folder, tmp_path, KDIST_COMMIT="own")
+    assert [each.environment["KDIST_COMMIT"] for each in (found, kept)] == ["1f2e", "own"]

@@ -76,6 +76,7 @@ FULL: dict[str, Any] = {
         "imagePullSecrets": ["registry"],
         "priorityClass": "high",
         "activeDeadlineSeconds": 36_000,
+        "memorySnapshot": "on",
         "terminationGracePeriodSeconds": 90,
         "ttlSecondsAfterFinished": 600,
         "rendezvousTimeoutSeconds": 500,

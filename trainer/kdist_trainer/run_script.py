@@ -108,7 +108,7 @@ def run(path: str, arguments: list[str], spec: importlib.machinery.ModuleSpec | 
         return ended_with
     except BaseException as error:  # noqa: BLE001 - reported as by Python, and to the agent
         error.__traceback__ = _of_script(error.__traceback__, absolute)
-        failure.record(error)
+        failure.record(error, remark=_explain(error))
         with contextlib.suppress(OSError):  # a log on a full disk
             sys.excepthook(type(error), error, error.__traceback__)
         return 1
@@ -148,7 +148,20 @@ def _name_run() -> None:
     _after_import("mlflow", partial(continue_mlflow, identity))
 
 
+def _explain(error: BaseException) -> str:
+    """What is known of the memory of a GPU that has run out of it, if it has."""
+    if "torch.cuda" not in sys.modules:
+        return ""
+    from kdist_trainer.instrumentation import device_memory
+
+    return device_memory.explain(error)
+
+
 def _prepare_torch() -> None:
+    if "KDIST_MEMORY_SNAPSHOT" in os.environ:
+        from kdist_trainer.instrumentation import device_memory
+
+        device_memory.record_history()
     _bind_store()
     _observe_groups()
     is_timed = (

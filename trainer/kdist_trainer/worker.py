@@ -41,7 +41,7 @@ from kdist_trainer.errors import (
     classify,
     is_user_code,
 )
-from kdist_trainer.instrumentation import collective_hooks, fault_handler
+from kdist_trainer.instrumentation import collective_hooks, device_memory, fault_handler
 from kdist_trainer.ipc import failure, output
 from kdist_trainer.ipc.control import (
     PREBUILD,
@@ -222,6 +222,7 @@ class ManagedRank:
         torch.set_num_threads(config.threads_per_rank)
         beat(heartbeat, Phase.RENDEZVOUS)
         collective_hooks.record_collectives(heartbeat)
+        device_memory.record_history()
         with open_world(config, train) as world:
             beat(heartbeat, Phase.INIT)
             log.bind(rank=world.rank, generation=world.generation)
@@ -365,6 +366,7 @@ def record(error: BaseException, heartbeat: Heartbeat | None, ctx: TrainContext 
         step=ctx.state.step if ctx is not None else None,
         collective=collective,
         methods=partial(find_method, ctx.workload) if ctx is not None else None,
+        remark=device_memory.explain(error),
     )
 
 

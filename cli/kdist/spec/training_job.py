@@ -184,6 +184,7 @@ class Spec(ConfigModel):
         ),
     )
     active_deadline_seconds: PositiveSeconds | None = shared("active_deadline_seconds")
+    memory_snapshot: Literal["on", "off"] = shared("memory_snapshot")
     termination_grace_period_seconds: int = shared("termination_grace_period_seconds")
     ttl_seconds_after_finished: Seconds = Field(
         86_400, description=("Seconds after which the objects of a finished job are deleted.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kdist.report.history import (
@@ -80,5 +82,7 @@ def test_a_loss_that_was_not_finite_is_found_in_the_pods_and_in_what_was_kept_of
 
 def test_the_digests_of_the_trainings_images_are_read_from_its_pods() -> None:
     statuses = [{"name": "trainer", "imageID": "r/i@sha256:1"}, {"name": "proxy", "imageID": "p"}]
-    pods = [{"status": {"containerStatuses": statuses}}, {"status": {"containerStatuses": None}}]
+    pods: list[dict[str, Any]] = [
+        {"status": {"containerStatuses": each}} for each in (statuses, None)
+    ]
     assert list_images([*pods, *pods, {}], "trainer") == ["r/i@sha256:1"]

@@ -117,3 +117,17 @@ def test_views_of_one_storage_have_one_id_also_without_memory() -> None:
     with FakeTensorMode():
         fake = torch.ones(4)
         assert torch_internals.storage_id(fake[2:]) == torch_internals.storage_id(fake)
+
+
+def test_a_history_of_memory_is_recorded_once_cuda_is_initialized() -> None:
+    parameters = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    assert "max_entries" in parameters or "kwargs" in parameters
+    assert not inspect.signature(torch.cuda.memory._snapshot).parameters.keys() - {
+        "device",
+        "augment_with_fx_traces",
+    }
+    waiting = len(torch.cuda._queued_calls)
+    torch_internals.record_memory_history()
+    if not torch.cuda.is_available():
+        assert len(torch.cuda._queued_calls) == waiting + 1
+    del torch.cuda._queued_calls[waiting:]

@@ -41,6 +41,7 @@ from kdist_trainer.agent.settings import (
     prepare_scratch,
 )
 from kdist_trainer.agent.tracker_process import TrackerProcess
+from kdist_trainer.agent.trainjob_status import TrainJobStatus
 from kdist_trainer.checkpoint.manifest import COMPILED
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import CODES
@@ -244,11 +245,13 @@ def launch(settings: Settings) -> int:
     exporter = start_exporter(
         settings, procs, healthy=lambda: not health or health[0].is_healthy(), since=started_at
     )
+    progress = TrainJobStatus(exporter.status)
     with LogRelay(settings.scratch, ranks=procs, copy=_keep_log(settings)) as relay:
         run = partial(_run_agent, settings, procs, exporter, relay, stop, predecessors, health)
         record = _run_to_record(settings, run)
         forkserver.close_script_forkserver()
         tracker = health[0].tracker if health else None
+        progress.end()
         health.clear()  # an agent whose work is over counts as healthy
         code = end(settings, record, stop=stop, exporter=exporter, tracker=tracker)
     clean_temp(settings.scratch)
@@ -321,6 +324,8 @@ def _setup_process(settings: Settings) -> liveness.ParentDeathPipe:
         if settings.config.script.progress is not None:
             os.environ["KDIST_PROGRESS"] = settings.config.script.progress.pattern
         os.environ.setdefault("KDIST_TRACKER_IDENTITY", settings.config.script.tracker_identity)
+    if settings.config.memory_snapshot == "on":
+        os.environ["KDIST_MEMORY_SNAPSHOT"] = "on"
     compile_cache.set_variables(settings)
     # StopSignals handles SIGTERM and SIGINT
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP"

@@ -244,6 +244,14 @@ class TrainConfig(ConfigModel):
             "nodes have met, and again when a suspended job is resumed."
         ),
     )
+    memory_snapshot: Literal["on", "off"] = Field(
+        "off",
+        exclude_if=lambda value: value == "off",  # unknown to earlier trainers
+        description=(
+            "Record the allocations on GPUs, and leave a snapshot next to the checkpoints if one "
+            "is out of memory. Slows allocations down."
+        ),
+    )
     termination_grace_period_seconds: PositiveSeconds = Field(
         60,
         description="Seconds between the request to stop and a forced kill.",

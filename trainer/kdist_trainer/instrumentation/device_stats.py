@@ -103,7 +103,8 @@ class DeviceStats:
             known = torch.cuda.memory_stats(self._device)
             stats.device_allocated = known.get("allocated_bytes.all.current", 0)
             stats.device_reserved = known.get("reserved_bytes.all.current", 0)
-            stats.device_peak = known.get("allocated_bytes.all.peak", 0)
+            peak = known.get("allocated_bytes.all.peak", 0)  # of a phase, if those are noted
+            stats.device_peak = max(stats.device_peak or 0, peak)
             stats.alloc_retries = known.get("num_alloc_retries", 0)
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from kdist_trainer.instrumentation import collective_hooks
+from kdist_trainer.instrumentation import collective_hooks, device_memory
 from kdist_trainer.instrumentation.collective_hooks import PostHook, on_completion
 from kdist_trainer.instrumentation.torch_internals import count_bytes, storage_id
 from kdist_trainer.metrics.rank_metrics import Op, StepPhase, StepStats
@@ -53,7 +53,8 @@ class StepTimer:
         self._begun = now
 
     def record_phase(self, phase: StepPhase) -> None:
-        """Attribute the time since the previous record to `phase`."""
+        """Attribute the time since the previous record to `phase`, which ends."""
+        device_memory.note_phase(phase)
         now = perf_counter()
         self._phase[phase] += now - self._last
         self._last = now

@@ -1,4 +1,4 @@
-"""Undocumented parts of torch by which kdist sees collectives, in one place.
+"""Undocumented parts of torch by which kdist sees collectives and memory, in one place.
 
 Every collective is an operator of the library `c10d`, and kernels for its dispatch key
 `BackendSelect` are called before the backend's. The operators' names, the positions of their
@@ -162,3 +162,23 @@ def _dense(tensor: Tensor) -> tuple[Tensor, ...]:
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     return (tensor,)
+
+
+_MOST_ALLOCATIONS = 100_000
+"""Newest allocations and frees that a history holds."""
+
+
+def record_memory_history() -> None:
+    """Record allocations and where they were made, once CUDA is initialized; before, torch would
+    record nothing.
+    """
+    record = torch.cuda.memory._record_memory_history
+    torch.cuda._lazy_call(  # type: ignore[no-untyped-call]
+        lambda: record(max_entries=_MOST_ALLOCATIONS)
+    )
+
+
+def take_memory_snapshot() -> dict[str, Any]:
+    """What is allocated, and the history if one is recorded."""
+    snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+    return snapshot

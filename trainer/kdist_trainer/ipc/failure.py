@@ -259,6 +259,7 @@ def record(
     step: int | None = None,
     collective: str | None = None,
     methods: Callable[[str], str | None] | None = None,
+    remark: str = "",
 ) -> Failure:
     """Write `error` for the agent, also on a full disk; returns it as a `Failure`.
 
@@ -273,6 +274,7 @@ def record(
         step: The step that the rank was in.
         collective: The collective that the rank was in.
         methods: Finds the place of a method of the user's workload, by its name.
+        remark: A further sentence for people.
     """
     environ = os.environ
     if rank is None and environ.get("RANK", "").isdigit():
@@ -286,6 +288,8 @@ def record(
         step=step,
         collective=collective,
     )
+    if remark:
+        failure = replace(failure, message=f"{failure.message}; {remark}"[:_MESSAGE_LENGTH])
     folder = scratch or (Path(environ["KDIST_SCRATCH"]) if "KDIST_SCRATCH" in environ else None)
     if folder is None:
         return failure

@@ -1,0 +1,100 @@
+"""Tells Kubeflow Trainer how the training of a TrainJob progresses, which it writes to
+`status.trainerStatus`. Trainer gives pods what that needs where its feature `TrainJobStatus` is on;
+elsewhere nothing is sent. Free of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import threading
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from kdist_trainer import log
+from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.processes.threads import OnError, start_thread
+from kdist_trainer.rendezvous.configmap_client import REQUEST_SECONDS, ApiEndpoint
+
+URL: Final = "KUBEFLOW_TRAINER_SERVER_URL"
+TOKEN: Final = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 - the path of a file
+"""The file of a token that is rotated; the certificate of the server's authority is next to it."""
+_SECONDS: Final = 10.0
+_LONGEST: Final = 64
+_MOST_BYTES: Final = 1 << 16
+_METRICS: Final = ("step", "loss", "learning_rate", "samples_per_second", "last_checkpoint_step")
+
+
+def describe(status: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The progress by the agent's `/status`; None on a node without rank 0 and before a step."""
+    rank = next((each for each in status["ranks"] if each["rank"] == 0), None)
+    step, target = status["step"], status["target_steps"]
+    if rank is None or step is None:
+        return None
+    values = {name: status[name] for name in (*_METRICS, "restarts")}
+    found: dict[str, Any] = {
+        "lastUpdatedTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "metrics": [
+            {"name": name, "value": str(value)[:_LONGEST]}
+            for name, value in values.items()
+            if value is not None
+        ],
+    }
+    if target:
+        found["progressPercentage"] = min(100, 100 * step // target)
+        if isinstance(rank["step_seconds"], int | float):
+            left = max(0, target - step) * rank["step_seconds"]
+            found["estimatedRemainingSeconds"] = min(round(left), 2**31 - 1)
+    return found
+
+
+class TrainJobStatus:
+    """Sends what `read` returns, the `/status` of this agent, every ten seconds and at the end. No
+    training waits for it; the first of several failures is logged.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[str, Any]]) -> None:
+        self._read = read
+        self._ended, self._has_failed = threading.Event(), False
+        self._is_wanted = URL in os.environ and TOKEN in os.environ
+        if self._is_wanted:
+            start_thread(self._run, name="trainjob-status", on_error=OnError.REPORT)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_SECONDS):
+            self._send()
+
+    def end(self) -> None:
+        """Send the last progress."""
+        self._ended.set()
+        if self._is_wanted:
+            self._send()
+
+    def _send(self) -> None:
+        try:
+            if (found := describe(self._read())) is not None:
+                _post({"trainerStatus": found})
+                self._has_failed = False
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            if not self._has_failed:
+                message = f"Kubeflow Trainer does not take the progress of the TrainJob: {error}"
+                log.warn("trainjob-status-failed", message=message)
+            self._has_failed = True
+
+
+def _post(document: Mapping[str, Any]) -> None:
+    url = urlsplit(os.environ[URL])
+    folder = Path(os.environ[TOKEN]).parent
+    server = ApiEndpoint(url.hostname or "", url.port or 443, url.scheme, account=folder)
+    with contextlib.closing(server.connect(REQUEST_SECONDS)) as connection:
+        connection.allow(_MOST_BYTES)
+        connection.request("POST", url.path, encode_json(document).encode(), server.headers())
+        with connection.getresponse() as response:
+            text = response.read().decode(errors="replace")
+            if response.status != HTTPStatus.OK:
+                raise OSError(f"status {response.status}: {text[:200]}")

@@ -272,7 +272,9 @@ def _rendezvous_completed(e: Event) -> str:
 
 def _progress(e: Event) -> str:
     target = f"/{e['target']}" if e.get("target") else ""
-    text = f"step {e['step']}{target}, loss {number(e['loss'])}"
+    text = f"step {e['step']}{target}"
+    if "loss" in e:
+        text += f", loss {number(e['loss'])}"
     if is_number(e.get("samples_per_second")):
         text += f", {number(round(e['samples_per_second']))} samples/s"
     if is_number(e.get("learning_rate")):
@@ -421,7 +423,7 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "worker-failed": _worker_failed,
     "restarting": lambda e: (
         f"starts again, restart {e['restarts']}"
-        + (f" of {e['budget']}" if e["budget"] is not None else ", which spec.restart ignores")
+        + (f" of {e['budget']}" if e.get("budget") is not None else ", which spec.restart ignores")
         + (" for faults of machines" if e.get("counted") == "machines" else "")
         + f" ({e['cause']}){_first_line(e)}"
     ),

@@ -183,7 +183,8 @@ def _hint(node: YamlNode, field: reference.Field) -> str:
         return ""
     if isinstance(node.scalar, str):
         number = any(form.get("type") in ("integer", "number") for form in field.forms)
-        return number_hint(node.text, plain=node.plain) if number else ""
+        seconds = field.name.lower().endswith("seconds")
+        return number_hint(node.text, plain=node.plain, seconds=seconds) if number else ""
     if node.scalar is None:
         return "give a value, or delete the line"
     if (

@@ -63,8 +63,10 @@ def resolve(text: str) -> Scalar:
     return text
 
 
-def number_hint(text: str, *, plain: bool) -> str:
-    """How to write the number that a text was probably meant as; empty if there is none."""
+def number_hint(text: str, *, plain: bool, seconds: bool = True) -> str:
+    """How to write the number, of `seconds` or of something else, that a text was probably meant
+    as; empty if there is none.
+    """
     if len(text) > _MAX_DIGITS:
         return ""
     if _SEXAGESIMAL.match(text):
@@ -76,8 +78,8 @@ def number_hint(text: str, *, plain: bool) -> str:
         )
     if _UNDERSCORED.match(text):
         return f"`{text}` is text in YAML 1.2; write {text.replace('_', '')}"
-    if (seconds := _seconds(text)) is not None:
-        return f"the field counts seconds; write {seconds}"
+    if seconds and (duration := _seconds(text)) is not None:
+        return f"the field counts seconds; write {duration}"
     if not plain:
         try:
             number = resolve(text)
@@ -391,6 +393,8 @@ class _Composer:
         # JSON writes 😀 as two escapes, which YAML reads as two surrogates
         if _SURROGATE.search(text):
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if "\0" in text:  # of an escape; no argument, variable or path can have it
+            self._report(event, "the text has a NUL character, which no program takes")
         plain = event.style is None
         node = YamlNode("scalar", self._mark(event), text, text, plain)
         try:

@@ -150,3 +150,15 @@ def test_a_line_without_any_end_is_cut() -> None:
     stream = Stream()
     stream.write(*[b"x" * 50_000] * 4)
     assert [len(line) for line in stream.lines] == [len("[rank3]: \n") + (1 << 16)] * 3
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [[b"one\r\ntwo\r\n"], [b"one\r", b"\ntwo\r", b"\n"], [b"one\r\n", b"two\r\n"]],
+    ids=["at once", "cut between both", "a line at a time"],
+)
+def test_lines_that_end_as_on_a_terminal_are_shown_once_each(pieces: list[bytes]) -> None:
+    stream = Stream()
+    stream.write(*pieces)
+    stream.end()
+    assert [line.strip() for line in stream.lines] == ["[rank3]: one", "[rank3]: two"]

@@ -79,3 +79,12 @@ def test_what_ended_a_run_for_good_is_run_again_unchanged_only_if_a_machine_fail
     assert (own.fault, own.rerun) == (Fault.USER, Rerun.FIXED)
     slow = Failure(Cause.PREFLIGHT, Exit.CONFIG, True, "too slow")
     assert slow.rerun is Rerun.FIXED, "the same machines would measure the same"
+
+
+def test_a_password_in_the_url_of_an_error_is_in_no_failure() -> None:
+    try:
+        raise ConnectionError("http://me:s3cret@tracker:5000/api refused the request")
+    except ConnectionError as error:
+        text = failure.describe(error).to_json()
+    assert "http://tracker:5000/api" in text
+    assert "s3cret" not in text

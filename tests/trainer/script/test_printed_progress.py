@@ -63,3 +63,20 @@ def test_a_loss_that_cannot_be_read_is_left_out_and_one_that_is_not_finite_is_no
     assert progress.stats.loss == math.inf
     assert heartbeat.read().step == 4
     assert "loss-not-finite" in capfd.readouterr().err
+
+
+def test_a_pattern_that_takes_long_for_a_line_is_given_up_and_named(
+    heartbeat: Heartbeat, capfd: pytest.CaptureFixture[str]
+) -> None:
+    progress = PrintedProgress(r"(a|aa)+(?P<step>\d)$")
+    progress.feed("a" * 60 + "!\nstep 1\n")
+    [event] = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert "spec.script.progress.pattern takes too long for 'aaa" in event["message"]
+    assert heartbeat.read().step == -1, "nothing is read any more"
+
+
+def test_colors_are_no_part_of_a_line(heartbeat: Heartbeat) -> None:
+    progress = PrintedProgress(PATTERN)
+    progress.feed("\x1b[32mstep \x1b[1m3\x1b[0m/20 loss \x1b[31m0.5\x1b[0m\n")
+    assert (progress.stats.last_step, progress.stats.loss) == (3, 0.5)
+    assert heartbeat.read().step == 3

@@ -126,6 +126,8 @@ class RankLines:
         self._prefix = NO_RANK
         self._row = b""
         self._drawn = False  # whether the row was begun by \r, as bars are
+        # the row, and whether it was drawn, before a \r that may be the half of a \r\n
+        self._returned: tuple[bytes, bool] | None = None
         self._grown_at = 0.0
         # rows of bars that may go on, and when they were left
         self._above: list[tuple[bytes, float]] = []
@@ -189,7 +191,11 @@ class RankLines:
 
     def _take(self, piece: bytes) -> list[bytes]:
         if piece == b"\n":
+            if self._returned is not None:
+                (self._row, self._drawn), self._returned = self._returned, None
             return self._end_row()
+        if piece:
+            self._returned = (self._row, self._drawn) if piece == b"\r" else None
         if piece in (b"\r", _UP):
             if _is_visible(self._row) and not self._is_back:
                 self._state = self._row
@@ -206,7 +212,8 @@ class RankLines:
         if not (drawn or self._above) or (not drawn and _is_visible(row)):
             above, self._above = self._above, []
             left = [line for text, _ in above for line in self._finish_row(text)]
-            return [*left, *self._prefixed(row)]
+            is_shown, self._state, self._shown = row and row == self._shown, b"", b""
+            return left if is_shown else [*left, *self._prefixed(row)]
         if not self._is_back:
             self._state = b""
         self._above.append((row, self._clock()))

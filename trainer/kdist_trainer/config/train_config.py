@@ -50,9 +50,11 @@ class PrintedSteps(ConfigModel):
 
     @model_validator(mode="after")
     def _has_step(self) -> PrintedSteps:
+        import regex  # most jobs have no pattern, and commands start fast
+
         try:
-            groups = re.compile(self.pattern).groupindex.keys()
-        except re.error as error:
+            groups = regex.compile(self.pattern).groupindex.keys()
+        except regex.error as error:
             raise ValueError(f"pattern is no regular expression: {error}") from None
         if "step" not in groups or groups - {"step", "loss", "target"}:
             raise ValueError("pattern needs the group (?P<step>...), and may have loss and target")
@@ -192,6 +194,8 @@ class RestartRule(ConfigModel):
     def _exactly_one_condition(self) -> RestartRule:
         if (self.on_exit_codes is None) == (self.on_errors is None):
             raise ValueError("needs exactly one of onExitCodes and onErrors")
+        if "SystemExit" in (self.on_errors or ()):
+            raise ValueError("SystemExit is an exit code and no error; use onExitCodes")
         return self
 
     def matches(self, code: int | None, types: Iterable[str]) -> bool:

@@ -21,7 +21,7 @@ from kdist_trainer.causes import BY_NAME
 from kdist_trainer.causes.row import HEALTH_CHECK, fill_advice
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import FAULTS, Fault, Rerun
-from kdist_trainer.errors import find, find_place
+from kdist_trainer.errors import find, find_place, hide_userinfo
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.processes import preallocated
@@ -210,7 +210,7 @@ class Failure:
 def describe(
     error: BaseException, *, methods: Callable[[str], str | None] | None = None, **known: Any
 ) -> Failure:
-    """A `Failure` for `error`, as of now.
+    """A `Failure` for `error`, as of now, without the users and passwords of URLs.
 
     Args:
         error: The error.
@@ -224,19 +224,19 @@ def describe(
     if found.step is not None:
         known["step"] = found.step
     bases = type(error).__mro__
-    lines = "".join(tracebacks.format_exception(error)).splitlines()
+    lines = hide_userinfo("".join(tracebacks.format_exception(error))).splitlines()
     return replace(
         Failure(
             cause=found.cause,
             code=found.code,
             primary=found.primary,
-            message=f"{type(error).__name__}: {error}"[:_MESSAGE_LENGTH],
+            message=hide_userinfo(f"{type(error).__name__}: {error}")[:_MESSAGE_LENGTH],
             time=time.time(),
             traceback=tuple(line[:_LINE_LENGTH] for line in lines[-TRACEBACK_LINES:]),
             place=place,
             signature=found.signature,
             fault=found.fault,
-            advice=fill_advice(found.advice, error, place)[:_MESSAGE_LENGTH],
+            advice=hide_userinfo(fill_advice(found.advice, error, place))[:_MESSAGE_LENGTH],
             rerun=found.rerun,
             machine=os.environ.get(MACHINE, ""),
             types=tuple(f"{each.__module__}.{each.__qualname__}" for each in bases[:_MOST_TYPES]),

@@ -27,6 +27,7 @@ from types import FrameType, TracebackType
 from typing import Any, Literal, TypeVar
 
 import torch.distributed as dist
+from pydantic import ValidationError
 from torch import nn
 from torch.optim import Optimizer
 
@@ -188,7 +189,11 @@ class Checkpointer:
         )
         self._every_steps = every_steps
         self._script = ScriptState(self._objects, stateful or {})
-        config = Checkpointing(every=Every.of(every_seconds), mode=mode, keep=Keep.of(keep))
+        try:
+            config = Checkpointing(every=Every.of(every_seconds), mode=mode, keep=Keep.of(keep))
+        except ValidationError as error:
+            problems = (f"{error.title.lower()}: {each['msg']}" for each in error.errors())
+            raise ConfigError("; ".join(problems)) from None
         if config.keep.best is not None:
             raise ConfigError("keep: only a managed training has a best checkpoint")
         self._store = open_manager(CheckpointManager, config)

@@ -7,6 +7,7 @@ process of the script, whose streams stay the objects that they are.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import sys
@@ -14,17 +15,22 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+import regex
+
 from kdist_trainer import log
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.processes.liveness import Phase
 
 _LONGEST_LINE: Final = 2000
 """Characters of a line that are looked at: a pattern may take long for many."""
+_MATCH_SECONDS: Final = 0.2
+"""Of the processor; a pattern that takes longer for a line would hold up the training."""
 _MOST_STEPS: Final = 100_000
 """Steps between two lines; more are another count."""
 _HIGHEST_STEP: Final = 1 << 53
 """Steps are sent as floats, and written to the heartbeat as integers of 64 bits."""
 _END: Final = re.compile(r"[\r\n]")
+_COLOR: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _Number = TypeVar("_Number", int, float)
 
 
@@ -33,7 +39,8 @@ class PrintedProgress(Reporter):
 
     def __init__(self, pattern: str) -> None:
         super().__init__(min_interval_seconds=0.0)  # no other line may follow
-        self._pattern: re.Pattern[str] | None = re.compile(pattern)
+        self._pattern: regex.Pattern[str] | None = regex.compile(pattern)
+        self._has_lines = self._has_matched = False
         self._rests: dict[str, str] = {}
         self._last: int | None = None
         self._has_warned = False
@@ -41,6 +48,7 @@ class PrintedProgress(Reporter):
 
     def install(self) -> None:
         """Look at all that is written from now on."""
+        atexit.register(self._report_none)
         for stream in (sys.stdout, sys.stderr):
             stream.write = self._observe(stream.write, stream.name)  # type: ignore[method-assign]
 
@@ -61,12 +69,24 @@ class PrintedProgress(Reporter):
                 *lines, rest = _END.split(self._rests.get(stream, "") + text)
                 self._rests[stream] = rest[:_LONGEST_LINE]
                 for line in lines:
-                    if found := self._pattern.search(line[:_LONGEST_LINE]):
+                    shown = _COLOR.sub("", line[:_LONGEST_LINE])
+                    self._has_lines |= bool(shown)
+                    if found := self._pattern.search(shown, timeout=_MATCH_SECONDS):
+                        self._has_matched = True
                         self._report(found.groupdict())
         except Exception as error:  # noqa: BLE001 - what a script prints must not end it
             self._pattern = None
             message = f"progress is not read any more: {type(error).__name__}: {error}"
+            if isinstance(error, TimeoutError):
+                message += f"; spec.script.progress.pattern takes too long for {shown[:80]!r}"
             log.warn("observer-failed", message=message)
+
+    def _report_none(self) -> None:
+        """At the end of the script: say that its lines are not those of the pattern."""
+        if self._pattern and self._has_lines and not self._has_matched:
+            message = "no line had a step: see spec.script.progress.pattern"
+            if os.getpid() == self._process:
+                log.warn("observer-failed", message=message)
 
     def _report(self, found: dict[str, Any]) -> None:
         step, target = self._read(_read_step, found["step"]), found.get("target")

@@ -226,6 +226,8 @@ class Reporter:
                 reporter.step(loss=loss.item(), samples=len(batch))
     """
 
+    _compiled = 0.0  # what the records of this process have counted, whichever reporter sent them
+
     def __init__(
         self, stats: StepStats | None = None, *, min_interval_seconds: float = MIN_INTERVAL_SECONDS
     ) -> None:
@@ -246,6 +248,7 @@ class Reporter:
         self._next_send = -math.inf
         self._script: _Script | None = None
         self._loss_is_finite = True
+        Reporter._compiled = compile_seconds()
         if self._path is not None:
             atexit.register(self.close)
 
@@ -426,7 +429,9 @@ class Reporter:
                 self.stats.dropped += 1
                 return False
             assert self._socket is not None  # noqa: S101  for the type checker: _connect made it
-            self.stats.compile_seconds = compile_seconds()
+            compiled = compile_seconds()
+            self.stats.compile_seconds += compiled - Reporter._compiled
+            Reporter._compiled = compiled
             self._socket.send(pack(self.stats))
         except Exception as error:  # noqa: BLE001  a metric that cannot be sent must never end a training
             self.stats.dropped += 1

@@ -105,6 +105,8 @@ def run(path: str, arguments: list[str], spec: importlib.machinery.ModuleSpec | 
         ended_with = _exit_code(error)
         if ended_with == 0:
             _record_exit(error)
+        elif ended_with == 1 and error.__context__ and not error.__suppress_context__:
+            failure.record(error.__context__)  # Hydra and others print what ends a script, and exit
         return ended_with
     except BaseException as error:  # noqa: BLE001 - reported as by Python, and to the agent
         error.__traceback__ = _of_script(error.__traceback__, absolute)

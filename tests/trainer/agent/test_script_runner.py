@@ -131,6 +131,25 @@ def test_a_script_ends_with_the_code_that_python_gives(
     assert "kdist_trainer" not in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("leave", "recorded"),
+    [("sys.exit(1)", True), ("sys.exit(3)", False), ("raise SystemExit(1) from None", False)],
+)
+def test_an_error_that_a_framework_prints_before_it_exits_is_the_failure(
+    tmp_path: Path, leave: str, recorded: bool
+) -> None:
+    code = f"""
+        import sys
+        try:
+            raise ConnectionError("Connection closed by peer")
+        except ConnectionError:
+            {leave}
+    """
+    run_script(tmp_path / "script.py", code=code, KDIST_SCRATCH=str(tmp_path), LOCAL_RANK="0")
+    left = list(tmp_path.glob("**/*failure*"))
+    assert any("ConnectionError" in path.read_text() for path in left) is recorded
+
+
 def test_a_failing_script_leaves_its_failure_for_the_agent(tmp_path: Path) -> None:
     run_script(
         tmp_path / "script.py",

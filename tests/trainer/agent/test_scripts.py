@@ -321,7 +321,7 @@ def test_a_job_that_is_active_for_too_long_is_asked_to_stop_and_fails_for_good(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text(STOPPING)
+    script.write_text(STOPPING + "while not (folder / 'signalled').exists(): time.sleep(0.02)\n")
     with Lab(
         tmp_path,
         nodes={"min": 2, "max": 2},
@@ -330,8 +330,11 @@ def test_a_job_that_is_active_for_too_long_is_asked_to_stop_and_fails_for_good(
         maxRestarts=10,
     ) as lab:
         lab.start("node-0", "node-1")
+        told = [tmp_path / f"told-{rank}.json" for rank in range(2)]
+        lab.wait(lambda: all(one.exists() for one in told), "the request to stop")
+        lab.agents["node-0"].send_signal(signal.SIGTERM)  # meanwhile, which changes nothing
+        lab.tell("signalled")
         assert [lab.end(node) for node in ("node-0", "node-1")] == [75, 75]
-        assert all((tmp_path / f"told-{rank}.json").exists() for rank in range(2))
         for node in ("node-0", "node-1"):
             record = lab.record(node)
             assert (record["cause"], record["message"]) == (

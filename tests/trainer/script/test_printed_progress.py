@@ -34,6 +34,19 @@ def test_a_count_that_begins_again_is_a_sign_of_life_and_no_step(heartbeat: Hear
     assert (progress.stats.steps, progress.stats.last_step) == (2, 2)
 
 
+def test_a_bar_that_is_drawn_before_its_first_step_has_done_none(
+    heartbeat: Heartbeat, capfd: pytest.CaptureFixture[str]
+) -> None:
+    progress = PrintedProgress(PATTERN)
+    progress.feed("step 0/2\r")
+    assert progress.stats.steps == 0
+    progress.feed("step 0/2\rstep 1/2\rstep 2/2\n")
+    assert (progress.stats.steps, progress.stats.last_step) == (2, 2)
+    assert heartbeat.read().step == 2
+    first = json.loads(capfd.readouterr().err.splitlines()[0])
+    assert (first["event"], first["step"]) == ("first-step", 1)
+
+
 @pytest.mark.parametrize("step", ["many", "1e3", "9" * 30])
 def test_a_line_whose_step_cannot_be_read_is_a_sign_of_life(
     heartbeat: Heartbeat, step: str, capfd: pytest.CaptureFixture[str]

@@ -496,14 +496,15 @@ class Generation:
     committed_at: float | None = None
     active_since: float = 0.0
 
-    def is_past_deadline(self, config: TrainConfig) -> bool:
+    def is_past_deadline(self, config: TrainConfig, *, at: float | None = None) -> bool:
         """Whether the job has been active for as long as it may be, less the time that it needs to
-        save: its grace period, but no more than a tenth.
+        save: its grace period, but no more than a tenth; `at` a monotonic time, now without one.
         """
         limit, grace = config.active_deadline_seconds, config.termination_grace_period_seconds
         if limit is None:
             return False
-        return time.time() >= self.active_since + limit - min(grace, limit / 10)
+        ago = 0.0 if at is None else time.monotonic() - at
+        return time.time() - ago >= self.active_since + limit - min(grace, limit / 10)
 
     @property
     def restarts(self) -> int:

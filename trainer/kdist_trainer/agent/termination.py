@@ -124,10 +124,12 @@ class TerminationPolicy:
             cause = self._share_failures(generation, result, cause)
         except RuntimeError as error:
             self._handle_lost_store(error, generation, result, cause)
+        # what came first: a signal while the ranks save at the deadline changes nothing
+        is_late = generation.is_past_deadline(self._settings.config, at=self._stop.requested_at)
+        if is_late and not result.is_done:
+            self._end_at_deadline(generation, result)
         if self._stop.requested:
             self._end_stopped(result, cause)
-        if generation.is_past_deadline(self._settings.config) and not result.is_done:
-            self._end_at_deadline(generation, result)
         if cause is not None:
             self._telemetry.group_failed(cause)
         elif self._all_done(generation, result):

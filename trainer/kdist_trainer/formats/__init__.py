@@ -65,6 +65,10 @@ COMMIT: Final = "KDIST_COMMIT"
 """Variable of an agent: the git commit of the job, which `kdist run` or the image sets."""
 SCRATCH: Final = "KDIST_SCRATCH"
 """Variable of an agent and all its descendants: the agent's private folder."""
+SAME_REQUEST_SECONDS: Final = 5.0
+"""A signal so soon after the first one is the same request. A machine that shuts down, or a
+scheduler, signals every process of a run, and `kdist run` and the agents pass on what they get.
+"""
 
 
 class NewerFormatError(ValueError):

@@ -10,12 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final
 
-SAME_REQUEST_SECONDS: Final = 5.0
-"""A signal so soon after the first one is the same request. A machine that shuts down, or a
-scheduler, signals every process of a run, and `kdist run` and the agents pass on what they get.
-"""
+from kdist_trainer.formats import SAME_REQUEST_SECONDS
 
 
 class StopCounter:
@@ -43,6 +39,9 @@ def signal_name(code: int) -> str | None:
         return f"signal {-code}"
 
 
+_stopped_at: float | None = None
+
+
 def leave_stops_to_others() -> None:
     """Have this process go on at SIGTERM, since others need it to save; it ends with them. What it
     forks has the default again. Main thread only.
@@ -51,11 +50,23 @@ def leave_stops_to_others() -> None:
     os.register_at_fork(after_in_child=_restore_default)
 
 
+def end_if_nobody_asks() -> None:
+    """End by a SIGTERM that this process was left to others by, and of which they say nothing: it
+    was meant for this process alone. Main thread only.
+    """
+    if _stopped_at is not None and time.monotonic() - _stopped_at > SAME_REQUEST_SECONDS:
+        _restore_default()
+        signal.raise_signal(signal.SIGTERM)
+
+
 def _go_on(_number: int, _frame: FrameType | None) -> None:
-    pass
+    global _stopped_at
+    _stopped_at = _stopped_at or time.monotonic()
 
 
 def _restore_default() -> None:
+    global _stopped_at
+    _stopped_at = None
     if signal.getsignal(signal.SIGTERM) is _go_on:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -91,6 +92,8 @@ class PrintedProgress(Reporter):
     def _report(self, found: dict[str, Any]) -> None:
         step, target = self._read(_read_step, found["step"]), found.get("target")
         loss = self._read(float, found.get("loss"))
+        if step == 0 and self._last is None:  # a bar is drawn before its first step
+            self._last, self._created_at = 0, time.perf_counter()
         if step is None or (self._last is not None and step <= self._last):
             # drawn again, an evaluation, or a count that begins again with each epoch
             self.begin(Phase.STEP)

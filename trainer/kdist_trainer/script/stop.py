@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from kdist_trainer.processes.liveness import Heartbeat, heartbeat_path
-from kdist_trainer.processes.signals import leave_stops_to_others
+from kdist_trainer.processes.signals import end_if_nobody_asks, leave_stops_to_others
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ def stop_requested() -> StopRequest | None:
     and outside kdist. Call it after every step, on any rank; it takes microseconds.
 
     SIGTERM, which the ranks of such a node get too, no longer ends a process that has called this
-    once from its main thread, unless the script handles SIGTERM itself.
+    once from its main thread, unless the script handles SIGTERM itself. One that comes without a
+    request of the agent ends it in a call after `SAME_REQUEST_SECONDS`.
     """
     scratch = os.environ.get("KDIST_SCRATCH")
     if not scratch:
@@ -46,4 +47,6 @@ def stop_requested() -> StopRequest | None:
         leave_stops_to_others()
     path = heartbeat_path(scratch, os.environ.get("LOCAL_RANK", "0"))
     deadline = Heartbeat.read_stop(path)
+    if is_main and not deadline:
+        end_if_nobody_asks()
     return StopRequest(deadline) if deadline else None

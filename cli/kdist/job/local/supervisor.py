@@ -30,16 +30,17 @@ from types import FrameType
 from typing import Any, Literal, Protocol
 
 from kdist.job.local.run_dir import RunFolder, open_private
-from kdist_trainer.formats import SCRATCH, SPAWNER
+from kdist_trainer.formats import SAME_REQUEST_SECONDS, SCRATCH, SPAWNER
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_REPEAT_SECONDS = 1.0
+_REPEAT_SECONDS = 0.5  # between two presses of Ctrl-C that are meant as two
 
 
 class SignalQueue:
-    """Queues signals instead of ending the process while the context lasts. If it received one, a
-    Ctrl-C within `_REPEAT_SECONDS` after it is ignored: it was meant for what has ended. For the
-    main thread only.
+    """Queues signals instead of ending the process while the context lasts. What comes with the
+    first one is the same request: `timeout` signals a process and then its group. If it received
+    one, a Ctrl-C within `_REPEAT_SECONDS` after the context is ignored: it was meant for what has
+    ended. For the main thread only.
 
     Attributes:
         received: the signals so far, without those that were taken out.
@@ -47,7 +48,7 @@ class SignalQueue:
 
     def __init__(self) -> None:
         self.received: list[signal.Signals] = []
-        self._has_received = False
+        self._received_at: float | None = None
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
         self._reader, self._writer = os.pipe()
@@ -65,7 +66,10 @@ class SignalQueue:
 
     def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(self._wakeup_before)
-        if self._has_received and self._before[signal.SIGINT] is signal.default_int_handler:
+        if (
+            self._received_at is not None
+            and self._before[signal.SIGINT] is signal.default_int_handler
+        ):
             self._before[signal.SIGINT] = _interrupt_from(time.monotonic() + _REPEAT_SECONDS)
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -79,7 +83,11 @@ class SignalQueue:
             os.read(self._reader, 4096)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's signature
-        self._has_received = True
+        now, same = time.monotonic(), SAME_REQUEST_SECONDS
+        if self._received_at is None:
+            self._received_at = now
+        elif now - self._received_at < (_REPEAT_SECONDS if number == signal.SIGINT else same):
+            return
         self.received.append(signal.Signals(number))
 
 

@@ -266,6 +266,21 @@ def test_a_ctrl_c_pressed_again_just_when_the_run_has_stopped_is_ignored_and_a_l
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("seconds", "count"), [(PATIENCE, 1), (0.0, 2)])
+def test_signals_that_come_together_are_one_request(
+    number: signal.Signals, seconds: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_REPEAT_SECONDS", "SAME_REQUEST_SECONDS"):
+        monkeypatch.setattr(supervisor_module, name, seconds)
+    before = signal.getsignal(signal.SIGINT)
+    with SignalQueue() as signals:
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        assert signals.received == [number] * count
+    signal.signal(signal.SIGINT, before)
+
+
 def test_a_ctrl_c_after_a_run_that_nobody_stopped_interrupts() -> None:
     with SignalQueue() as signals:
         signals.wait(0)

@@ -275,8 +275,8 @@ _USERS_BASES = frozenset(
 """Types that Python raises for mistakes in a program."""
 _FIX = "fix {place}"
 _AGAIN = (
-    "this error is in no table of causes and may pass; if it comes back alike, see its traceback: "
-    "the last line of your own code was {place}"
+    "this error is in no table of causes and may pass; if it comes back alike, see its traceback, "
+    "and {place}"
 )
 _LOAD = (
     "the checkpoint could not be given to the training: take an earlier one, or a new folder "

@@ -52,17 +52,14 @@ class HfStream(Stream):
         return None if self._counts is None else self._counts[int(file)]
 
     def skip(self, file: str, count: int) -> Iterator[Any]:
-        samples = self._dataset.shard(self._shards, int(file))
-        number = count
+        samples, number = self._dataset.shard(self._shards, int(file)), count
         # not `iter(samples)`, which in a loader process other than the first yields nothing: it
         # would divide the one shard among them
         for batch in (samples.skip(count) if count else samples).iter(batch_size=1):
             number += 1
-            yield (
-                {name: values[0] for name, values in batch.items()}
-                if isinstance(batch, dict)
-                else batch  # a table with one row
-            )
+            if isinstance(batch, dict):  # and not a table with one row
+                batch = {name: values[0] for name, values in batch.items()}
+            yield batch
         if self._counts is not None and number != self._counts[int(file)]:
             raise DataError(
                 f"HfStream: shard {file} has {number} samples, and counts says "

@@ -23,11 +23,8 @@ class _Pass:
     saved: Any = None
     """The state that it begins with; None at the start."""
     loader: Any = None
-    batches: Iterator[Any] | None = None
+    batches: Any = None
     is_empty: bool = True
-
-
-_END = object()
 
 
 class ShardedLoader:
@@ -106,24 +103,20 @@ class ShardedLoader:
         """The next batch of a shard."""
         while True:
             one = self._passes[shard]
-            if one.batches is None:
-                one.loader = self._open(shard, one)
+            if one.loader is None:
+                one.loader = self._make(shard, self._shards, one.epoch)
+                if not hasattr(one.loader, "state_dict"):
+                    raise ConfigError(
+                        f"ShardedLoader: a {type(one.loader).__name__} has no state_dict, so it "
+                        "loses its position: let make return torchdata's StatefulDataLoader, or a "
+                        "set with a state"
+                    )
+                if one.saved is not None:
+                    one.loader.load_state_dict(one.saved)
                 one.batches = iter(one.loader)
-            batch = next(one.batches, _END)
-            if batch is not _END:
+            for batch in one.batches:
                 one.is_empty = False
                 return batch
             if one.is_empty and one.saved is None:
                 raise DataError(f"ShardedLoader: shard {shard} of {self._shards} has no samples")
             self._passes[shard] = _Pass(one.epoch + 1)
-
-    def _open(self, shard: int, one: _Pass) -> Any:
-        loader = self._make(shard, self._shards, one.epoch)
-        if not hasattr(loader, "state_dict"):
-            raise ConfigError(
-                f"ShardedLoader: a {type(loader).__name__} has no state_dict, so it loses its "
-                "position: let make return torchdata's StatefulDataLoader, or a set with a state"
-            )
-        if one.saved is not None:
-            loader.load_state_dict(one.saved)
-        return loader

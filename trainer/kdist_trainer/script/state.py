@@ -96,8 +96,19 @@ class RankPart:
                 "the checkpoint is of other objects in Checkpointer(stateful=…): "
                 f"{'; '.join(sorted(problems))}; give the same names, or start again with --fresh"
             )
-        if changed:
-            check_all_rescale(self._stateful, len(parts), size)
+        fixed = [
+            f"stateful[{name!r}] ({type(one).__name__})"
+            for name, one in self._stateful.items()
+            if not hasattr(one, "load_all_state_dicts")
+        ]
+        if changed and fixed:
+            raise CheckpointMismatchError(
+                f"the checkpoint has positions of {len(parts)} ranks, and now there are {size}: "
+                f"{', '.join(fixed)} would lose samples or read them twice. Go on with "
+                f"{len(parts)} ranks; or give the object a method load_all_state_dicts(states, "
+                "rank, size) that continues from the states of all ranks, as "
+                "kdist_trainer.ShardedLoader has; or start again with --fresh"
+            )
         for name, one in self._stateful.items():
             if changed:
                 one.load_all_state_dicts([states[name] for states in saved], rank, size)
@@ -118,20 +129,6 @@ def choose_part(parts: Sequence[Part], rank: int) -> Part | None:
     return parts[rank] if rank < len(parts) else None
 
 
-def check_all_rescale(stateful: Mapping[str, Any], saved: int, size: int) -> None:
-    """Raise `CheckpointMismatchError` if an object does not say how it goes on at this size."""
-    fixed = [name for name, one in stateful.items() if not hasattr(one, "load_all_state_dicts")]
-    if fixed:
-        named = ", ".join(f"stateful[{name!r}] ({type(stateful[name]).__name__})" for name in fixed)
-        raise CheckpointMismatchError(
-            f"the checkpoint has positions of {saved} ranks, and now there are {size}: {named} "
-            "would lose samples or read them twice. Go on with "
-            f"{saved} ranks; or give the object a method load_all_state_dicts(states, rank, size) "
-            "that continues from the states of all ranks, as kdist_trainer.ShardedLoader has; or "
-            "start again with --fresh"
-        )
-
-
 def report_change(parts: Sequence[Part], size: int) -> None:
     """Log what has no owner now, and which ranks begin without a part. Called on one rank."""
     if len(parts) == size:
@@ -139,7 +136,8 @@ def report_change(parts: Sequence[Part], size: int) -> None:
     changed = f"the checkpoint has parts of {len(parts)} ranks, and now there are {size}"
     if len(parts) > size:
         left = "; ".join(
-            f"rank {rank}: {_describe(part)}" for rank, part in enumerate(parts[size:], start=size)
+            f"rank {rank}: {''.join(f'state[{key!r}], ' for key in part.state)}random numbers"
+            for rank, part in enumerate(parts[size:], start=size)
         )
         message = (
             f"{changed}. Without an owner: {left}. Checkpointer.saved_states has the states of all "
@@ -152,11 +150,6 @@ def report_change(parts: Sequence[Part], size: int) -> None:
             "the script seeded them. Checkpointer.saved_states has the states of all ranks"
         )
     log.warn("rank-parts-changed", saved=len(parts), ranks=size, message=message)
-
-
-def _describe(part: Part) -> str:
-    """What is in a part, by name."""
-    return ", ".join([*(f"state[{key!r}]" for key in part.state), "random numbers"])
 
 
 Groups = Sequence[Sequence[str]]

@@ -284,6 +284,7 @@ def fetch_snapshot(
         every = partial(cluster.list, "apps/v1", "Deployment", all_namespaces=True)
         deployments = pool.submit(or_empty, every if bare else list)
         accounts = pool.submit(_find_accounts, cluster, namespace, pod_documents, asked=controllers)
+        about = partial(is_about, name=name, pods=pod_documents, claims=claims.result())
         return Snapshot(
             name,
             namespace,
@@ -291,11 +292,7 @@ def fetch_snapshot(
             workload,
             backend.read(workload) if backend and workload is not None else None,
             pod_documents,
-            tuple(
-                event
-                for event in events_task.result()
-                if is_about(event, name, pod_documents, claims.result())
-            ),
+            tuple(filter(about, events_task.result())),
             statuses.result(),
             nodes.result(),
             claims.result(),

@@ -88,3 +88,9 @@ def test_a_password_in_the_url_of_an_error_is_in_no_failure() -> None:
         text = failure.describe(error).to_json()
     assert "http://tracker:5000/api" in text
     assert "s3cret" not in text
+
+
+def test_the_types_of_a_group_of_errors_are_those_of_its_members_too() -> None:
+    types = failure.describe(ExceptionGroup("all", [KeyError("a"), TimeoutError("b")])).types
+    assert {"builtins.ExceptionGroup", "builtins.LookupError", "builtins.OSError"} <= {*types}
+    assert len(types) == len({*types})

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kdist_trainer.config import EarlyStop
+from kdist_trainer.config import Best, EarlyStop
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.training.evaluation import EarlyStopping
 
@@ -50,3 +50,16 @@ def test_patience_survives_a_checkpoint() -> None:
     observed(first, 1.0, 2.0, 2.0)
     second.load_state_dict(first.state_dict())
     assert observed(second, 2.0) == [True]
+
+
+def test_the_best_evaluation_is_known_after_a_resume_and_by_its_own_metric() -> None:
+    def judge(stopping: EarlyStopping, *values: float) -> list[bool]:
+        return [stopping.is_best({"accuracy": value, "loss": -value}) for value in values]
+
+    best = Best(metric="accuracy", goal="max")
+    first, second, other = (EarlyStopping(None, each) for each in (best, best, Best()))
+    assert judge(first, math.nan, 0.5, 0.5, 0.6, 0.4) == [False, True, False, True, False]
+    second.load_state_dict(first.state_dict())
+    other.load_state_dict(first.state_dict())
+    assert judge(second, 0.6, 0.7) == [False, True]
+    assert judge(other, 0.1) == [True]

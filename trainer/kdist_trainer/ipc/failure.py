@@ -223,7 +223,8 @@ def describe(
         place = methods(found.method)
     if found.step is not None:
         known["step"] = found.step
-    bases = type(error).__mro__
+    errors = (error, *error.exceptions) if isinstance(error, BaseExceptionGroup) else (error,)
+    bases = dict.fromkeys(base for each in errors for base in type(each).__mro__)
     lines = hide_userinfo("".join(tracebacks.format_exception(error))).splitlines()
     return replace(
         Failure(
@@ -239,7 +240,9 @@ def describe(
             advice=hide_userinfo(fill_advice(found.advice, error, place))[:_MESSAGE_LENGTH],
             rerun=found.rerun,
             machine=os.environ.get(MACHINE, ""),
-            types=tuple(f"{each.__module__}.{each.__qualname__}" for each in bases[:_MOST_TYPES]),
+            types=tuple(
+                f"{each.__module__}.{each.__qualname__}" for each in [*bases][:_MOST_TYPES]
+            ),
         ),
         **known,
     )

@@ -135,11 +135,12 @@ def assemble(
     even = model.strategy.sharded
     data = step_plan.plan(config, train, workload, world, even=even, opened=opened)
     guard = GradientGuard(train) if kept is None else kept.guard
-    early_stopping = EarlyStopping(train.early_stop) if kept is None else kept.early_stopping
+    keep = train.checkpoint.keep.best
+    early_stopping = EarlyStopping(train.early_stop, keep) if kept is None else kept.early_stopping
     extras: Extras = {"precision": model.precision}
     if train.guards_gradients:
         extras["guard"] = guard
-    if train.early_stop is not None:
+    if train.early_stop is not None or keep is not None:
         extras["early_stop"] = early_stopping
     extras["buffers"] = model.buffers
     training = make_training_state(train, workload, world, model, data, extras, kept)

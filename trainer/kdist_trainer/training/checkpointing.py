@@ -62,6 +62,8 @@ class TrainerCheckpointing:
         self.manager = manager
         self.clock = clock or SaveClock(make_interval(every))
         self.training = training
+        self.best_at = -1
+        """Step of the best evaluation so far, which is due to be saved; -1 if none is."""
         self.committed_step = -1
         """Step of the newest committed checkpoint; -1 if there is none."""
         self.changes: list[Change] = []
@@ -233,7 +235,7 @@ class TrainerCheckpointing:
         return None if self.manager is None or every is None else (step // every + 1) * every
 
     def is_due(self, step: int) -> bool:
-        return self.next_due(step - 1) == step
+        return step == self.best_at or self.next_due(step - 1) == step
 
     def is_due_by_clock(self, *, answered_after_steps: int = 0) -> bool:
         """Whether a save is due by this rank's clock, if the ranks act on the answer after that

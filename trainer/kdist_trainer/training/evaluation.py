@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from kdist_trainer import log
-from kdist_trainer.config import EarlyStop
+from kdist_trainer.config import Best, EarlyStop
 from kdist_trainer.data.loader import fetcher
 from kdist_trainer.data.step_plan import split_range
 from kdist_trainer.errors import ConfigError
@@ -39,6 +39,10 @@ class EvaluationLeftError(Exception):
     """An evaluation was left before its end, since a rank was asked to stop. The model is as it was
     before.
     """
+
+
+class MetricMissingError(ConfigError):
+    """An evaluation has no metric of the name that the job asks for; on all ranks."""
 
 
 def measure(ctx: TrainContext) -> dict[str, float]:
@@ -91,12 +95,13 @@ def should_stop_early(ctx: TrainContext) -> bool:
     """Evaluate during training; returns whether to stop early. Collective.
 
     Raises:
-        ConfigError: If the test split is a stream, or the workload does not report the metric that
-            early stopping watches or the best checkpoint is chosen by.
+        ConfigError: If the test split is a stream.
+        MetricMissingError: If the workload does not report the metric that early stopping watches
+            or the best checkpoint is chosen by.
     """
     metrics = measure(ctx)
-    if best := ctx.settings.checkpoint.keep.best:
-        check_metric(metrics, best.metric, of="checkpoint.keep.best")
+    if ctx.early_stopping.is_best(metrics):
+        ctx.checkpointing.best_at = ctx.state.step
     should_stop = ctx.early_stopping.observe(metrics)
     # not before: a rank that leaves its group within the evaluation has it still to do
     ctx.state.evaluated = ctx.state.step
@@ -179,21 +184,23 @@ def evaluate(ctx: TrainContext) -> dict[str, float] | None:
 
 
 def check_metric(metrics: Mapping[str, float], name: str, *, of: str) -> None:
-    """Raise `ConfigError` if an evaluation has no metric of the name that the section names."""
+    """Raise `MetricMissingError` if an evaluation has no metric that the section names."""
     if name not in metrics:
-        raise ConfigError(
+        raise MetricMissingError(
             f"train.{of}.metric: the evaluation has no `{name}`; it has "
             f"{', '.join(sorted(metrics)) or 'none'}"
         )
 
 
 class EarlyStopping:
-    """Counts evaluations without improvement. The metrics are equal on all ranks, so all ranks
-    decide the same. Without settings, the training never stops early.
+    """Counts evaluations without improvement, and knows the best one for `keep.best`. The metrics
+    are equal on all ranks, so all ranks decide the same. Without settings, the training never stops
+    early.
     """
 
-    def __init__(self, settings: EarlyStop | None) -> None:
-        self._settings = settings
+    def __init__(self, settings: EarlyStop | None, keep: Best | None = None) -> None:
+        self._settings, self._keep = settings, keep
+        self._kept: float | None = None
         self._best: float | None = None
         self._without_improvement = 0
 
@@ -201,7 +208,7 @@ class EarlyStopping:
         """Record the metrics of an evaluation; returns whether the training should stop.
 
         Raises:
-            ConfigError: If the workload does not report the metric.
+            MetricMissingError: If the workload does not report the metric.
         """
         if self._settings is None:
             return False
@@ -217,9 +224,25 @@ class EarlyStopping:
             self._without_improvement += 1
         return self._without_improvement >= self._settings.patience
 
+    def is_best(self, metrics: Mapping[str, float]) -> bool:
+        """Record an evaluation; returns whether it is better than all before by `keep.best`. Raises
+        `MetricMissingError`.
+        """
+        if self._keep is None:
+            return False
+        check_metric(metrics, self._keep.metric, of="checkpoint.keep.best")
+        value = metrics[self._keep.metric] * (1 if self._keep.goal == "min" else -1)
+        if not math.isfinite(value) or (self._kept is not None and value >= self._kept):
+            return False
+        self._kept = value
+        return True
+
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self._best, "waited": self._without_improvement}
+        kept = {} if self._keep is None else {"keep": self._keep.model_dump(), "kept": self._kept}
+        return {"best": self._best, "waited": self._without_improvement, **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._best = state["best"]
         self._without_improvement = state["waited"]
+        if self._keep is not None and state.get("keep") == self._keep.model_dump():
+            self._kept = state["kept"]

@@ -27,6 +27,7 @@ from kdist_trainer.training import regroup
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.evaluation import (
     EvaluationLeftError,
+    MetricMissingError,
     measure,
     should_stop_early,
 )
@@ -59,6 +60,9 @@ def train(ctx: TrainContext) -> str:
             outcome = run_steps(ctx)
     except EvaluationLeftError:
         outcome = stop(ctx)
+    except MetricMissingError:  # on all ranks
+        save(ctx, required=True)
+        raise
     ctx.collective_timer.close()
     ctx.tensorboard.close()
     ctx.step_log.close()

@@ -265,6 +265,13 @@ def _named(events: Iterable[Record], name: str) -> Iterator[Record]:
     return (event for event in events if event.get("event") == name)
 
 
+def _said_last(events: Sequence[Record], name: str) -> Record:
+    """The last event of the name since a generation began; empty if there is none."""
+    names = ("generation", name)
+    last = next((each for each in reversed(events) if each.get("event") in names), None)
+    return last if last and last["event"] == name else {}
+
+
 def build_report(
     events: Sequence[Record],
     steps: Sequence[Record],
@@ -315,11 +322,9 @@ def build_report(
         ),
         "environments": list(_environments(events)),
         "tracker": next((each.get("url") for each in _named(reversed(events), "tracker")), None),
-        # of a script that has ended without a process group since the last generation began
-        "separateRanks": next(
-            (each for each in reversed(events) if each.get("event") in ("generation", _SEPARATE)),
-            dict[str, Any](),
-        ).get("ranks"),
+        "trackerBehind": bool(_said_last(events, "tracker-behind")),
+        # of a script that has ended without a process group
+        "separateRanks": _said_last(events, _SEPARATE).get("ranks"),
         "machineFaults": list_machine_faults(events),
         "loss": _last_loss(steps),
         "metrics": dict(ends[-1]) if ends else {},

@@ -113,6 +113,14 @@ def test_the_address_of_the_run_in_its_tracker_is_the_last_one() -> None:
         assert report["tracker"] == expected
 
 
+def test_a_tracker_that_is_behind_at_the_end_is_said_until_the_job_goes_on() -> None:
+    events, steps = INTERRUPTED
+    behind, again = {"event": "tracker-behind"}, {"event": "generation", "generation": 9}
+    for known, is_said in (([], False), ([behind], True), ([behind, again], False)):
+        report = build_report([*events, *known], steps, invocations=[(100.0, 114.0)])
+        assert report["trackerBehind"] is is_said
+
+
 def test_checkpoints_are_summed_up() -> None:
     report = build_report(*INTERRUPTED, invocations=[(100.0, 114.0)])
     expected = {

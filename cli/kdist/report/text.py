@@ -98,6 +98,8 @@ def remarks(report: Report) -> list[str]:
     """Sentences about what a reader would not expect of the run."""
     ranks = report.get("separateRanks")
     told = [f"{describe_separate_ranks(ranks)}; {SEPARATE_RANKS_FIX}"] if ranks else []
+    if report.get("trackerBehind"):
+        told.append("the tracker did not get all steps of the run; the log says why")
     faults = read_machine_faults(report, "machineFaults")
     return [*told, *(f"faulty machine {each}" for each in faults)]
 

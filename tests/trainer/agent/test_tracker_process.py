@@ -18,6 +18,7 @@ from kdist_trainer import log
 from kdist_trainer.agent import tracker_process
 from kdist_trainer.agent.launch import end
 from kdist_trainer.agent.tracker_process import TrackerProcess
+from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Exit, TrainConfig
 from kdist_trainer.processes.signals import StopSignals
 from tests.patience import soon
@@ -115,15 +116,18 @@ def test_another_node_writes_alone(start: Start, begun: list[subprocess.Popen[by
 
 
 def test_the_end_waits_for_the_rest_and_says_what_it_did_not_wait_for(
-    start: Start, logged: list[str], monkeypatch: pytest.MonkeyPatch
+    start: Start, logged: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker, _ = start(WAITS)
     tracker.end(StopSignals())
     assert logged == []
     monkeypatch.setattr(tracker_process, "_END_SECONDS", 0.5)
     tracker, _ = start(HANGS)
+    ledger = RunLedger(tmp_path)
+    assert ledger.events() == []
     tracker.end(StopSignals())
     assert ["tracker-failed" in line for line in logged] == [True]
+    assert [event["event"] for event in ledger.events()] == ["tracker-behind"]
 
 
 def test_a_second_request_to_stop_ends_the_wait(start: Start) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 
 from kdist_trainer import log
 from kdist_trainer.agent.settings import Settings
+from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.errors import ConfigError, hide_userinfo
 from kdist_trainer.processes import process_tree
 from kdist_trainer.processes.signals import StopSignals, kill_deadline
@@ -26,6 +27,7 @@ PACKAGES: Final = {"wandb": "wandb>=0.31", "mlflow": "mlflow-skinny>=3.17"}
 _END_SECONDS: Final = 30.0
 """How long the end of a run waits for what the tracker has not been given yet."""
 _END_POLL_SECONDS: Final = 0.2
+_RECORD_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 120.0
 _QUIET: Final = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 
@@ -101,10 +103,13 @@ class TrackerProcess:
                 self.kill()
             self._retry_at = 0.0
             self.tend()
-        if self._process is not None and self._process.stdin is not None:
+        root = self._settings.checkpoints
+        if root is not None and self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             if not self._wait(self._process, stop):
                 self._fail("the tracker did not receive all steps of the run")
+                write = partial(RunLedger(root).append, "tracker-behind")  # for the report
+                start_thread(write, name="tracker", on_error=OnError.REPORT).join(_RECORD_SECONDS)
         self.kill()
 
     def _wait(self, process: subprocess.Popen[bytes], stop: StopSignals) -> bool:

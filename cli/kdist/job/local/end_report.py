@@ -216,6 +216,8 @@ def summary_rows(report: Report) -> Iterator[tuple[str, str]]:
         yield f"test {name}", f"{value:.2%}" if is_share else number(value)
     shown = {"ran on": report["devices"], "tracker": report.get("tracker")}
     yield from ((name, str(each)) for name, each in shown.items() if each)
+    if report.get("trackerBehind"):
+        yield "tracker", "it did not get all steps of the run; the log says why"
     later = f" (invocation {report['invocation']})" if report["invocation"] > 1 else ""
     yield "wall time", f"{seconds(report['wallSeconds'])}{later}"
     yield "folder", str(report["folder"])

@@ -332,7 +332,8 @@ def test_a_job_that_is_active_for_too_long_is_asked_to_stop_and_fails_for_good(
         lab.start("node-0", "node-1")
         told = [tmp_path / f"told-{rank}.json" for rank in range(2)]
         lab.wait(lambda: all(one.exists() for one in told), "the request to stop")
-        lab.agents["node-0"].send_signal(signal.SIGTERM)  # meanwhile, which changes nothing
+        for agent in lab.agents.values():
+            agent.send_signal(signal.SIGTERM)  # meanwhile, which changes nothing
         lab.tell("signalled")
         assert [lab.end(node) for node in ("node-0", "node-1")] == [75, 75]
         for node in ("node-0", "node-1"):

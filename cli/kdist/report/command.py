@@ -147,5 +147,5 @@ def _show(report: dict[str, Any]) -> None:
     console.paragraph(text.GOODPUT)
     console.result("")
     console.table(text.attempts(report), header=text.ATTEMPTS)
-    for line in ["", *text.environment(report)]:
-        console.result(line)
+    if lines := text.environment(report):
+        console.result("\n".join(["", *lines]))

@@ -6,6 +6,8 @@ import os
 import shutil
 import sys
 import tempfile
+import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,8 @@ from kdist_trainer.agent import compile_cache
 from kdist_trainer.agent.compile_cache import INDUCTOR, CacheArchive, set_variables
 from kdist_trainer.agent.logs import place_of
 from kdist_trainer.agent.settings import Settings
-from kdist_trainer.checkpoint.manifest import COMPILED
+from kdist_trainer.checkpoint import commit
+from kdist_trainer.checkpoint.manifest import COMPILED, CheckpointDirectory
 from kdist_trainer.object_store.store import ObjectLocation, ObjectPath, ObjectStore
 from tests.patience import soon
 from tests.trainer.agent.test_settings import make_settings
@@ -206,3 +209,62 @@ def test_only_the_first_node_begins_an_archive_and_others_add_what_it_lacks(
     assert names(second) == {"fxgraph/both"}
     fill(second, "fxgraph/own")
     assert soon(lambda: len(list(kept.glob("*.gz"))) == 2, 20)
+
+
+@pytest.mark.parametrize("machine", ["a", "b"], ids=["of one kind", "of another kind"])
+def test_a_node_adds_a_part_of_its_own_in_its_first_life_once_the_first_one_has_begun(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    monkeypatch.setattr(compile_cache, "_QUIET_SECONDS", 0.05)
+    kept, first, second = tmp_path / "compiled", folder / (machine * 16), folder / "2" / ("a" * 16)
+    fill(first, "fxgraph/first")
+    fill(second, "fxgraph/second")
+    archive(second, tmp_path, "digits-1-x7k2p").open()
+    time.sleep(0.5)
+    assert not kept.exists()
+    archive(first, tmp_path).write()
+    assert soon(lambda: len(list(kept.glob("*.gz"))) == 2, 20)
+    shutil.rmtree(second)
+    archive(second, tmp_path, "digits-1-abcde").restore()
+    both = {"fxgraph/first", "fxgraph/second"}
+    assert names(second) == (both if machine == "a" else {"fxgraph/second"})
+
+
+def test_equal_code_is_kept_once_whatever_each_machine_calls_its_copy(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+) -> None:
+    monkeypatch.setattr(compile_cache, "_QUIET_SECONDS", 0.05)
+    first, second = folder / "1" / ("a" * 16), folder / "2" / ("a" * 16)
+    for number, each in enumerate((first, second)):
+        fill(each, "ab/cab.so", f"fxgraph/ff/f{'k' * 51}/{number}")
+    archive(first, tmp_path).write()
+    shutil.move(tmp_path / "compiled", tmp_path / "later")
+    archive(second, tmp_path, "digits-1-x7k2p").open()
+    shutil.move(tmp_path / "later", tmp_path / "compiled")
+    assert soon(lambda: "taken from" in "".join(logged), 20)
+    time.sleep(0.5)
+    assert [each.name for each in (tmp_path / "compiled").iterdir()] == ["digits-0.tar.gz"]
+
+
+def test_what_a_killed_pod_has_left_unfinished_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    left = [tmp_path / f"compiled/digits-{place}.tar.gz.tmp-1-2" for place in (0, 1)]
+    fill(tmp_path, *(str(each.relative_to(tmp_path)) for each in left))
+    os.utime(left[0], (1, 1))
+    commit.clean_stale(CheckpointDirectory(tmp_path), before=1)
+    assert [each.exists() for each in left] == [False, True]
+
+
+def test_an_archive_is_in_memory_at_most_twice(folder: Path, tmp_path: Path) -> None:
+    folder.mkdir(parents=True)
+    for number in range(32):
+        (folder / str(number)).write_bytes(os.urandom(1 << 17))
+    archive(folder, tmp_path).write()
+    size = (tmp_path / "compiled" / "digits-0.tar.gz").stat().st_size
+    shutil.rmtree(folder)
+    tracemalloc.start()
+    try:
+        archive(folder, tmp_path).restore()
+        assert tracemalloc.get_traced_memory()[1] < 2.5 * size
+    finally:
+        tracemalloc.stop()
+    assert len(names(folder)) == 32

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -127,6 +129,20 @@ def test_asked_to_stop_it_waits_for_the_grace_at_most_and_asked_twice_no_more(
     )
     ending.stop.urgent = True
     assert ending.wait() == Exit.NONFINITE
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+def test_the_progress_is_sent_after_the_record_is_written_and_not_in_a_hurry(
+    tmp_path: Path, exporter: Exporter, urgent: bool
+) -> None:
+    seen: list[tuple[bool, object]] = []
+    status: Any = SimpleNamespace(
+        end=lambda: seen.append(((tmp_path / "exit.json").exists(), exporter.status()["exit"]))
+    )
+    stop = StopSignals()
+    stop.urgent = urgent
+    end(settings_in(tmp_path), LOST, stop=stop, exporter=exporter, status=status)
+    assert seen == ([] if urgent else [(True, None)])
 
 
 def test_the_grace_ends_the_wait(tmp_path: Path, exporter: Exporter) -> None:

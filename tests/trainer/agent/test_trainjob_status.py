@@ -15,6 +15,7 @@ from kdist_trainer.agent import trainjob_status
 from kdist_trainer.agent.trainjob_status import TrainJobStatus, describe
 
 STATUS: dict[str, Any] = {
+    "state": "running",
     "step": 40,
     "target_steps": 100,
     "loss": 0.25,
@@ -88,6 +89,8 @@ def test_the_progress_has_the_form_that_trainer_takes() -> None:
 def test_only_the_node_of_rank_0_tells_it_and_what_is_unknown_is_left_out() -> None:
     assert describe({**STATUS, "ranks": STATUS["ranks"][:1]}) is None
     assert describe({**STATUS, "step": None}) is None
+    former = [describe({**STATUS, "state": state}) for state in ("standby", "rendezvous")]
+    assert former == [None, None], "another node may have rank 0 by now"
     assert "progressPercentage" not in (describe({**STATUS, "target_steps": None}) or {})
     slow = [{"rank": 0, "step_seconds": 1e12}]
     beyond = describe({**STATUS, "step": 101, "ranks": slow}) or {}
@@ -125,6 +128,15 @@ def test_a_refusal_is_said_once_and_ends_nothing(
     assert logged.count("trainjob-status-failed") == 1
     assert 'status 403: {"message": "Forbidden"}'.replace('"', '\\"') in logged
     assert len(trainer.asked) == 2
+
+
+def test_no_fault_of_its_own_ends_the_agent(
+    trainer: Trainer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainjob_status, "_SECONDS", 3600.0)
+    TrainJobStatus(dict).end()
+    assert "trainjob-status-failed" in "".join(capfd.readouterr())
+    assert not trainer.asked
 
 
 def test_elsewhere_nothing_is_read_or_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ _RESTORE_SECONDS: Final = 5.0
 """How long ranks wait for the archive; a late one is still of use to what they compile later."""
 _MOST_BYTES: Final = 1 << 27
 _SIGNATURE_BYTES: Final = 32
+_COPY = re.compile(r"(?<=\w{40})/[^/]+$")  # of what a key is for; each machine names its own
 _MACHINE = re.compile(r"(model name|flags|Features|CPU part|Model)\s*:")
 
 
@@ -116,11 +117,15 @@ class CacheArchive:
         while True:
             time.sleep(_QUIET_SECONDS)
             is_quiet, before = (files := self._list()) == before, files
-            if is_quiet and not files.keys() <= self._known and self._read_key() is not None:
+            keys = {_COPY.sub("", name) for name in files}
+            if is_quiet and not keys <= self._known and self._read_key() is not None:
                 try:
-                    if self._adds:
+                    if not self._adds:
+                        time.sleep(_QUIET_SECONDS)  # the first node may be about to replace its own
+                        self.restore()
+                    if self._adds and not keys <= self._known:
                         self.write()
-                    self._known = set(files)
+                        self._known |= keys
                 except OSError as error:
                     self._fail(error)
                     time.sleep(_RETRY_SECONDS)
@@ -133,15 +138,16 @@ class CacheArchive:
         for name in dict.fromkeys((self._name, self._first)):
             if sizes.get(name, _MOST_BYTES) < _MOST_BYTES:
                 pieces = storage.read_pieces(self._archives / name)
-                data = b"".join(bytes(piece) for piece in pieces)
+                data = memoryview(b"".join(bytes(piece) for piece in pieces))
                 signature = self._sign(name, data[_SIGNATURE_BYTES:])
                 if signature and hmac.compare_digest(signature, data[:_SIGNATURE_BYTES]):
                     self._unpack(data[_SIGNATURE_BYTES:])
                     self._tell("taken from", name)
                     return
                 self._fail(f"{name} is of another key, machine or image, and not used")
+                self._adds |= self._restored.is_set()
 
-    def _unpack(self, content: bytes) -> None:
+    def _unpack(self, content: memoryview) -> None:
         """Add the files of an archive, each at once, since ranks may look for them already."""
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             for member in archive:
@@ -152,7 +158,7 @@ class CacheArchive:
                     fresh.write_bytes(file.read())
                     os.utime(fresh, (member.mtime, member.mtime))
                     fresh.replace(target)
-            self._known, self._adds = set(archive.getnames()), True
+            self._known, self._adds = {_COPY.sub("", name) for name in archive.getnames()}, True
 
     def _list(self) -> dict[str, int]:
         """The files that change no more once they are there, with their sizes, newest first."""
@@ -177,14 +183,15 @@ class CacheArchive:
                     break
         content = buffer.getvalue()
         storage.make_folder(self._archives, durable=True)
-        signature = self._sign(self._name, content) or b""
+        signature = self._sign(self._name, memoryview(content)) or b""
         storage.replace(self._archives / self._name, signature + content)
         self._tell("kept in", self._name)
 
-    def _sign(self, name: str, content: bytes) -> bytes | None:
+    def _sign(self, name: str, content: memoryview) -> bytes | None:
         """The signature of an archive of this name for this machine; None without a key."""
         key, head = self._read_key(), f"{self._folder.name} {name}\0".encode()
-        return None if key is None else hmac.digest(key.encode(), head + content, "sha256")
+        signed = head + hashlib.sha256(content).digest()
+        return None if key is None else hmac.digest(key.encode(), signed, "sha256")
 
     def _tell(self, what: str, name: str) -> None:
         log.event("compile-cache", message=f"compiled code is {what} {self._archives / name}")

@@ -139,6 +139,7 @@ def end(
     stop: StopSignals,
     exporter: Exporter | None = None,
     tracker: TrackerProcess | None = None,
+    status: TrainJobStatus | None = None,
 ) -> int:
     """Write the exit record, then wait for the tracker, and for a final scrape or stay alive, as
     the settings say.
@@ -149,6 +150,7 @@ def end(
         stop: The requests to stop, which end the wait.
         exporter: The metrics exporter, which is closed; None if none is running.
         tracker: Ends; after a failure that another agent continues after, at once.
+        status: Ends, unless the stop is urgent; sends the progress of before the exit.
 
     Returns:
         The exit code.
@@ -160,6 +162,8 @@ def end(
         names = ("cause", "code", "rank", "step", "traceback", "message")
         fields = {name: record.get(name) for name in names}
         log.error("failed", node=record.get("node") or settings.node, **fields)
+    if status is not None and not stop.urgent:
+        status.end()
     keep_alive = settings.on_finish == KEEP_ALIVE and not code.retryable
     if exporter is None and keep_alive:
         exporter = start_exporter(settings, procs=1)
@@ -245,15 +249,14 @@ def launch(settings: Settings) -> int:
     exporter = start_exporter(
         settings, procs, healthy=lambda: not health or health[0].is_healthy(), since=started_at
     )
-    progress = TrainJobStatus(exporter.status)
+    status = TrainJobStatus(exporter.status)
     with LogRelay(settings.scratch, ranks=procs, copy=_keep_log(settings)) as relay:
         run = partial(_run_agent, settings, procs, exporter, relay, stop, predecessors, health)
         record = _run_to_record(settings, run)
         forkserver.close_script_forkserver()
         tracker = health[0].tracker if health else None
-        progress.end()
         health.clear()  # an agent whose work is over counts as healthy
-        code = end(settings, record, stop=stop, exporter=exporter, tracker=tracker)
+        code = end(settings, record, stop=stop, exporter=exporter, tracker=tracker, status=status)
     clean_temp(settings.scratch)
     del pipe
     return code

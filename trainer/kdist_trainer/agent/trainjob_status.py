@@ -6,7 +6,6 @@ elsewhere nothing is sent. Free of torch.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -31,10 +30,10 @@ _METRICS: Final = ("step", "loss", "learning_rate", "samples_per_second", "last_
 
 
 def describe(status: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The progress by the agent's `/status`; None on a node without rank 0 and before a step."""
+    """The progress by the agent's `/status`; None without a rank 0 in a group, before a step."""
     rank = next((each for each in status["ranks"] if each["rank"] == 0), None)
     step, target = status["step"], status["target_steps"]
-    if rank is None or step is None:
+    if rank is None or step is None or status["state"] in ("standby", "rendezvous"):
         return None
     values = {name: status[name] for name in (*_METRICS, "restarts")}
     found: dict[str, Any] = {
@@ -80,7 +79,7 @@ class TrainJobStatus:
             if (found := describe(self._read())) is not None:
                 _post({"trainerStatus": found})
                 self._has_failed = False
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except Exception as error:  # noqa: BLE001 - it must never end a training
             if not self._has_failed:
                 message = f"Kubeflow Trainer does not take the progress of the TrainJob: {error}"
                 log.warn("trainjob-status-failed", message=message)

@@ -495,7 +495,7 @@ class CheckpointDirectory:
             return []  # what replaces an object does so at once
         return [
             path
-            for pattern in ("probe-*", "LATEST.tmp-*", "DONE.tmp-*")
+            for pattern in ("probe-*", "LATEST.tmp-*", "DONE.tmp-*", f"{COMPILED}/*.tmp-*")
             for path in self.root.glob(pattern)
             if path.is_file()
         ]

@@ -237,6 +237,10 @@ class TrainerCheckpointing:
     def is_due(self, step: int) -> bool:
         return step == self.best_at or self.next_due(step - 1) == step
 
+    def is_best_unsaved(self) -> bool:
+        """Whether the best evaluation is of a state that no checkpoint has or is about to have."""
+        return self.best_at > max(self.committed_step, self.carrying.step or -1)
+
     def is_due_by_clock(self, *, answered_after_steps: int = 0) -> bool:
         """Whether a save is due by this rank's clock, if the ranks act on the answer after that
         number of steps; rank 0's clock decides.

@@ -161,7 +161,7 @@ def keep(ctx: TrainContext) -> KeptState | None:
         warm_up=warm_up,
         moved=moved,
         clock=ctx.checkpointing.clock.to_json(),
-        is_due=ctx.checkpointing.is_due_by_clock(),
+        is_due=ctx.checkpointing.is_due_by_clock() or ctx.checkpointing.is_best_unsaved(),
         committed=ctx.checkpointing.committed_step,
         carried=ctx.checkpointing.carrying.own,
     )

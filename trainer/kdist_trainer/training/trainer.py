@@ -201,6 +201,8 @@ def setup(ctx: TrainContext) -> None:
     run_missed_evaluation(ctx)
     if ctx.state.step < ctx.target:
         ctx.checkpointing.reopen()
+        if ctx.checkpointing.is_best_unsaved():  # continued in place
+            save(ctx)
     ctx.checkpointing.clock.start()
 
 

@@ -148,7 +148,7 @@ def find_place(error: BaseException) -> str | None:
     return None
 
 
-_USERINFO: Final = re.compile(r"(?<=://)(?:[^\s/?#@]*:\S*|[^\s/?#]*)@")
+_USERINFO: Final = re.compile(r"(?<=://)(?:[^\s/?#@]{0,256}:\S{0,1024}|[^\s/?#]{0,1024})@")
 
 
 def hide_userinfo(text: str) -> str:

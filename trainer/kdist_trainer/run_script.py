@@ -106,7 +106,8 @@ def run(path: str, arguments: list[str], spec: importlib.machinery.ModuleSpec | 
         if ended_with == 0:
             _record_exit(error)
         elif ended_with == 1 and error.__context__ and not error.__suppress_context__:
-            failure.record(error.__context__)  # Hydra and others print what ends a script, and exit
+            # Hydra and others print what ends a script, and exit
+            failure.record(error.__context__, remark=_explain(error.__context__))
         return ended_with
     except BaseException as error:  # noqa: BLE001 - reported as by Python, and to the agent
         error.__traceback__ = _of_script(error.__traceback__, absolute)

@@ -156,7 +156,10 @@ def _send(
     configured = any(each.applied.verb == "configured" for each in sent)
     if not dry_run and any(each.applied.verb != "unchanged" for each in sent):
         kind = TRAINING_JOB if isinstance(plan, deploy.ResourcePlan) else ("v1", "ConfigMap")
-        deploy.note_commit(cluster, job.metadata.name, kind, base)
+        try:
+            deploy.note_commit(cluster, job.metadata.name, kind, base)
+        except KdistError as error:  # the job is applied
+            console.message(f"the git commit is not noted: {error}")
     if isinstance(plan, deploy.Plan) and plan.exists and configured and not dry_run:
         name = job.metadata.name
         console.message(

@@ -154,8 +154,13 @@ def test_a_line_without_any_end_is_cut() -> None:
 
 @pytest.mark.parametrize(
     "pieces",
-    [[b"one\r\ntwo\r\n"], [b"one\r", b"\ntwo\r", b"\n"], [b"one\r\n", b"two\r\n"]],
-    ids=["at once", "cut between both", "a line at a time"],
+    [
+        [b"one\r\ntwo\r\n"],
+        [b"one\r", b"\ntwo\r", b"\n"],
+        [b"one\r\n", b"two\r\n"],
+        [b"one\r\r\ntwo\r\r\n"],
+    ],
+    ids=["at once", "cut between both", "a line at a time", "through two terminals"],
 )
 def test_lines_that_end_as_on_a_terminal_are_shown_once_each(pieces: list[bytes]) -> None:
     stream = Stream()

@@ -82,10 +82,13 @@ def test_a_pattern_that_takes_long_for_a_line_is_given_up_and_named(
     heartbeat: Heartbeat, capfd: pytest.CaptureFixture[str]
 ) -> None:
     progress = PrintedProgress(r"(a|aa)+(?P<step>\d)$")
-    progress.feed("a" * 60 + "!\nstep 1\n")
+    progress.feed("a1\n" + "a" * 60 + "!\na2\n")
     [event] = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert "spec.script.progress.pattern takes too long for 'aaa" in event["message"]
-    assert heartbeat.read().step == -1, "nothing is read any more"
+    before = heartbeat.read()
+    assert before.step == 1, "nothing is read any more"
+    progress.feed("a3\n")
+    assert heartbeat.read().count > before.count, "a script that prints is not ended as hung"
 
 
 def test_colors_are_no_part_of_a_line(heartbeat: Heartbeat) -> None:

@@ -194,7 +194,7 @@ class RankLines:
             if self._returned is not None:
                 (self._row, self._drawn), self._returned = self._returned, None
             return self._end_row()
-        if piece:
+        if piece and not (piece == b"\r" and not self._row and self._returned):
             self._returned = (self._row, self._drawn) if piece == b"\r" else None
         if piece in (b"\r", _UP):
             if _is_visible(self._row) and not self._is_back:

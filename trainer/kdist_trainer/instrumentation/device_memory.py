@@ -17,9 +17,11 @@ from kdist_trainer.config import Cause
 from kdist_trainer.errors import classify
 from kdist_trainer.instrumentation import torch_internals
 from kdist_trainer.metrics.rank_metrics import StepPhase
+from kdist_trainer.processes.threads import BoundedCalls
 
 VARIABLE: Final = "KDIST_MEMORY_SNAPSHOT"
 FOLDER: Final = "memory"
+_WRITE_SECONDS: Final = 30.0
 _CALLS: Final = {"step": "/torch/optim/", "backward": "/torch/", "_call_impl": "/torch/nn/modules/"}
 _WHERE: Final = {"step": "the optimizer's step", "backward": "the backward pass"}
 
@@ -45,14 +47,17 @@ def explain(error: BaseException) -> str:
         return ""
     parts = [f"in {where}" for where in [find_phase(error)] if where]
     if VARIABLE not in os.environ:
-        parts.append("spec.memorySnapshot: on leaves a snapshot of its memory")
+        parts.append('spec.memorySnapshot: "on" leaves a snapshot of its memory')
     try:
         if _has_gpu():
             phases = [f"{phase.name.lower()} {_show(each)}" for phase, each in _peaks.items()]
             peak = max([torch.cuda.max_memory_allocated(), *_peaks.values()])
             parts.append(", ".join([f"peak of allocated memory {_show(peak)}", *phases]))
             if VARIABLE in os.environ:
-                parts.append(f"snapshot for pytorch.org/memory_viz: {_write_snapshot()}")
+                # storage that does not answer must not hold the rank, and its peers with it
+                calls = BoundedCalls("the folder of snapshots", seconds=_WRITE_SECONDS)
+                path = calls.call(_write_snapshot)
+                parts.append(f"snapshot for pytorch.org/memory_viz: {path}")
     except Exception as failure:  # noqa: BLE001 - the error that ends the rank matters more
         parts.append(f"no snapshot: {type(failure).__name__}: {failure}")
     return "; ".join(parts)

@@ -248,7 +248,6 @@ class Reporter:
         self._next_send = -math.inf
         self._script: _Script | None = None
         self._loss_is_finite = True
-        Reporter._compiled = compile_seconds()
         if self._path is not None:
             atexit.register(self.close)
 

@@ -26,9 +26,12 @@ def compare_accelerator() -> None:
     cache = (
         os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME', '~/.cache')}/huggingface"
     )
-    path = Path(cache).expanduser() / "accelerate" / "default_config.yaml"
     accelerator: Any = getattr(sys.modules["accelerate"], "Accelerator", None)
-    if accelerator is None or not path.is_file():
+    try:
+        path = Path(cache).expanduser() / "accelerate" / "default_config.yaml"
+        if accelerator is None or not path.is_file():
+            return
+    except (OSError, RuntimeError):  # a home of somebody else, or none
         return
     begin = accelerator.__init__
 

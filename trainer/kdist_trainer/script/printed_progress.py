@@ -24,8 +24,8 @@ from kdist_trainer.processes.liveness import Phase
 
 _LONGEST_LINE: Final = 2000
 """Characters of a line that are looked at: a pattern may take long for many."""
-_MATCH_SECONDS: Final = 0.2
-"""Of the processor; a pattern that takes longer for a line would hold up the training."""
+_MATCH_SECONDS: Final = 1.0
+"""Of all processors; a pattern that takes longer for a line would hold up the training."""
 _MOST_STEPS: Final = 100_000
 """Steps between two lines; more are another count."""
 _HIGHEST_STEP: Final = 1 << 53
@@ -63,7 +63,11 @@ class PrintedProgress(Reporter):
 
     def feed(self, text: str, stream: str = "") -> None:
         """Take in what was written to a stream, which need not be whole lines."""
-        if self._pattern is None or os.getpid() != self._process:
+        if os.getpid() != self._process:
+            return
+        if self._pattern is None:
+            if self._has_matched:
+                self.begin(Phase.STEP)  # no step any more, but a script that prints does not hang
             return
         try:
             with self._lock:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from kdist.cluster.api_errors import ApiError
 from kdist.cluster.transport import ApiRequest, Transport
+from kdist.errors import KdistError
 
 # Kinds that live outside namespaces; all others are asked for in one.
 CLUSTER_SCOPED = frozenset(
@@ -90,7 +91,10 @@ def kinds(transport: Transport) -> set[tuple[str, str]]:
     """Every (API version, kind), by two requests, each of which is answered for all groups."""
     found: set[tuple[str, str]] = set()
     for root in ("/api", "/apis"):
-        for group in _ask(transport, root, accept=_AGGREGATED).get("items") or []:
+        answer = _ask(transport, root, accept=_AGGREGATED)
+        if "items" not in answer:
+            raise KdistError(f"the server's answer to {root} does not tell its kinds")
+        for group in answer["items"] or []:
             name = (group.get("metadata") or {}).get("name") or ""
             for version in group.get("versions") or []:
                 api_version = f"{name}/{version['version']}" if name else version["version"]

@@ -365,11 +365,12 @@ def _told(kind: type, names: Mapping[str, str]) -> set[str]:
 
 
 _PLAIN: Final = ("str", "int", "int | None", "float | None", "bool | None")
-_FIELDS: Final = _told(AgentStatus, _NAMES) | {
+_FIELDS: Final = (
+    *sorted(_told(AgentStatus, _NAMES)),
     *("job", "node", "pid", "phase", "exchange_key"),
     *("connections_refused", "rendezvous_refused", "rendezvous_refusal"),
-}
-_RANK_FIELDS: Final = _told(RankStatus, _RANK_NAMES) | {"ended"}
+)
+_RANK_FIELDS: Final = (*sorted(_told(RankStatus, _RANK_NAMES)), "ended")
 _FAILURE_FIELDS: Final = ("cause", "rank", "node", "machine", "step", "time", "primary", "is_full")
 _EXIT_FIELDS: Final = (
     "code",

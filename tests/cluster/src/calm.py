@@ -83,7 +83,7 @@ class Faulty(Digits):
         """The loss of `digits`, or none."""
         self.losses += torch.is_grad_enabled()
         if (group := int(os.environ["KDIST_GENERATION"])) > 2:
-            time.sleep(0.05 if group > 4 else 2.5)
+            time.sleep(0.5 if group > 4 else 2.5)
         elif self.losses == 5 and os.environ["KDIST_MACHINE"] == os.environ["BAD_MACHINE"]:
             error = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
             error.error_code = 214  # type: ignore[attr-defined]  # set by C++, and in no stub

@@ -83,7 +83,8 @@ def test_a_pattern_that_takes_long_for_a_line_is_given_up_and_named(
 ) -> None:
     progress = PrintedProgress(r"(a|aa)+(?P<step>\d)$")
     progress.feed("a1\n" + "a" * 60 + "!\na2\n")
-    [event] = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    events = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    [event] = [each for each in events if each["event"] == "observer-failed"]
     assert "spec.script.progress.pattern takes too long for 'aaa" in event["message"]
     before = heartbeat.read()
     assert before.step == 1, "nothing is read any more"

@@ -114,7 +114,7 @@ def back_off(ledger: RestartLedger, telemetry: AgentTelemetry, stop: StopSignals
 _AGENT_KEY = "kdist/agent/"
 _GENERATION_KEY = "kdist/generation"
 _HEALTHY_SECONDS = 60.0
-_FAULTS_SECONDS = 10.0
+_FAULTS_SECONDS = 60.0
 _KILL_SECONDS = 30.0  # for the kernel to free a killed worker's memory, on the host and its device
 
 
@@ -301,7 +301,7 @@ class ElasticAgent(ElasticAgentBase):
         with suppress(RuntimeError):  # a store that is away
             self._ledger.append_fault(fault, event)
             self._show_machine_faults()
-            self._agent_store.post_machine_faults(self._ledger.list_machine_faults())
+            self._agent_store.post_machine_faults(self._ledger.list_machine_faults)
 
     def _show_machine_faults(self) -> PollResult:
         """Show the faults of machines so far in `/status`: nobody else does if no group forms."""

@@ -350,10 +350,12 @@ class AgentStore:
         """Record that a worker of this node has left the generation with the state of `step`."""
         self._change_generation(number, lambda document: _note_kept(document, step))
 
-    def post_machine_faults(self, faults: list[Document]) -> None:
-        """Tell the agents of the latest generation the faults of machines so far."""
+    def post_machine_faults(self, read: Callable[[], list[Document]]) -> None:
+        """Tell the agents of the latest generation the faults of machines so far, as `read` when
+        nobody else tells them.
+        """
         if number := self.last_generation():
-            self._change_generation(number, lambda document: document.update(machine_faults=faults))
+            self._change_generation(number, lambda found: found.update(machine_faults=read()))
 
     def mark_finished(self, number: int) -> Document:
         """Record that this node's workers have succeeded; returns the document."""

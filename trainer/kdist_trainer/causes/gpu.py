@@ -373,7 +373,7 @@ WORDED = (
     ),
     _device_message(
         "xid",  # but those that NVIDIA's device plugin takes for errors of the program
-        r"\bXid\b(?: \([^)]*\):)?[^\d(]{0,10}\b(?!(?:13|31|43|45|68|109)\b)\d+",
+        r"\bXid\b(?: \([^)]*\):)?(?:(?!GPU)[^\d(]){0,10}\b(?!(?:13|31|43|45|68|109)\b)\d+",
         "the kernel log of the NVIDIA driver, NVRM: Xid",
         "NVRM: Xid 79",
         of_machine=True,

@@ -151,7 +151,11 @@ def read_lines(path: StoragePath) -> list[dict[str, Any]]:
     """All lines, oldest first; of several processes at once, segment after segment. Raises
     `OSError`.
     """
-    return [line for file in find_files(path) for line in parse_lines(file.read_bytes())]
+    lines = []
+    for file in find_files(path):
+        with suppress(FileNotFoundError):  # archived since
+            lines += parse_lines(file.read_bytes())
+    return lines
 
 
 def read_newest(path: StoragePath) -> Iterator[list[dict[str, Any]]]:

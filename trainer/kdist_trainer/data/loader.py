@@ -155,7 +155,7 @@ class Loader:
                 _RequestedSamples(self._workload, self._samples),
                 batch_size=None,
                 # torch passes each item on to the data set as if it were an index
-                sampler=self._requests(step, position),
+                sampler=_requests(self.steps, self._seed, step, position),
                 num_workers=self._useful_processes(),
                 prefetch_factor=self._settings.prefetch,
                 collate_fn=_unchanged,  # type: ignore[arg-type]  # without a batch size it gets single items
@@ -179,14 +179,6 @@ class Loader:
             return MicroBatch(shard, number, samples, weight, batch, too_small)
 
         return fetch_chunk
-
-    def _requests(self, step: int, position: int) -> Iterator[_Request]:
-        """All of this rank's requests from one position on, in order."""
-        steps = self.steps
-        while position < steps.total:
-            for chunk in steps.chunks(position):
-                yield _make_request(steps, chunk, step, position, self._seed)
-            step, position = step + 1, position + steps.step_size(position)
 
     def _useful_processes(self) -> int:
         """Number of loader processes. For a stream, each micro-batch of a step must come from the
@@ -226,6 +218,14 @@ class _Request(NamedTuple):
 
 def _unpickle_request(chunk: Chunk, indices: Any, seed: int) -> _Request:
     return _Request(chunk, torch.from_numpy(indices), seed)
+
+
+def _requests(steps: StepPlan, seed: int, step: int, position: int) -> Iterator[_Request]:
+    """All requests of a rank from one position on, in order."""
+    while position < steps.total:
+        for chunk in steps.chunks(position):
+            yield _make_request(steps, chunk, step, position, seed)
+        step, position = step + 1, position + steps.step_size(position)
 
 
 def _make_request(steps: StepPlan, chunk: Chunk, step: int, position: int, seed: int) -> _Request:

@@ -174,11 +174,21 @@ CODE = (
     ),
     user(
         "state-dict",
-        r"Error\(s\) in loading state_dict|Weights only load failed",
+        r"Error\(s\) in loading state_dict",
         "load a state that is of this model at {place}",
         "torch/nn/modules/module.py Error(s) in loading state_dict for",
         example="Error(s) in loading state_dict for Linear:\n\tMissing key(s) in state_dict: 'a'",
-        types=("RuntimeError", "UnpicklingError"),
+        types=("RuntimeError",),
+    ),
+    user(
+        "weights-only",
+        r"Weights only load failed",
+        "if the file is your own, call torch.load with weights_only=False at {place}, or set "
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in env: it has more than tensors, and torch >= 2.6 "
+        "asks before it runs code of a file",
+        "torch/serialization.py Weights only load failed",
+        example="Weights only load failed. This file can still be loaded, to do so you have two",
+        types=("UnpicklingError",),
     ),
 )
 """In order: the first row that matches an error applies."""

@@ -55,7 +55,7 @@ def move(folder: Path) -> tuple[float, float]:
     began = time.perf_counter()
     archive.write()
     written = time.perf_counter()
-    shutil.rmtree(cache.parent)
+    shutil.rmtree(folder / "tmp")  # torch keeps precompiled headers there, next to the cache
     archive.restore()
     return written - began, time.perf_counter() - written
 

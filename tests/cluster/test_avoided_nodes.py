@@ -62,10 +62,10 @@ def test_the_controller_takes_a_job_from_a_machine_after_its_second_fault_and_no
     namespace: Namespace, calm: Job, cluster: dict[str, str], kind: str
 ) -> None:
     with installed(namespace, avoidNodes={"faults": 2, "hours": SECONDS / 3600}):
-        leave_and_return(namespace, calm, kind, min(workers(cluster)))
+        check_that_it_leaves_and_returns(namespace, calm, kind, min(workers(cluster)))
 
 
-def leave_and_return(namespace: Namespace, calm: Job, kind: str, bad: str) -> None:
+def check_that_it_leaves_and_returns(namespace: Namespace, calm: Job, kind: str, bad: str) -> None:
     """A job that would rather be on the bad machine has two faults there, goes on elsewhere, and
     when the time is over, starts its next pod there and ends. Another job there notices nothing.
     """

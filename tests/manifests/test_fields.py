@@ -22,6 +22,8 @@ Path = tuple[str | int, ...]
 OTHER: dict[str, Any] = {
     "spec.image": "another/image:2",
     "spec.procsPerNode": 1,
+    "spec.memorySnapshot": "off",
+    "spec.compileCache": "/other",
     "spec.resources.cpu": "4",
     "spec.resources.memory": "9Gi",
     "spec.data[].claim": "others",

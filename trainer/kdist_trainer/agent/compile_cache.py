@@ -62,6 +62,8 @@ def set_variables(settings: Settings) -> None:
         log.warn("compile-cache-failed", message=f"{failed}; compiled code is kept in {base}")
     os.environ[INDUCTOR] = str(base / _identify(base))
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path(os.environ[INDUCTOR], "triton")))
+    # torch keeps these outside of its cache, and compiles them before it looks for what is there
+    os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 
 def _identify(base: Path) -> str:

@@ -57,6 +57,28 @@ def ids(batch: Any) -> list[int]:
     return [int(one) for one in torch.as_tensor(batch["id"]).flatten()]
 
 
+class Resumable(torch.utils.data.IterableDataset[Any]):
+    """A streaming set that keeps a position it was given until it is read on: that of `datasets`
+    5.2 says that it is at the start, and so a loader process that has yielded nothing since a
+    resume begins again there. docs/how-to/data-position.md shows it.
+    """
+
+    def __init__(self, dataset: IterableDataset) -> None:
+        self.dataset, self.loaded = dataset, None
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in self.dataset:
+            self.loaded = None
+            yield sample
+
+    def state_dict(self) -> Any:
+        return self.loaded or self.dataset.state_dict()
+
+    def load_state_dict(self, saved: Any) -> None:
+        self.loaded = saved
+        self.dataset.load_state_dict(saved)
+
+
 class Torchdata:
     """A set with an index, shuffled, in torchdata's loader."""
 
@@ -81,7 +103,7 @@ class Streaming(Torchdata):
 
     def __init__(self, workers: int) -> None:
         self.set = split_dataset_by_node(stream(), dist.get_rank(), dist.get_world_size())
-        self.loader = StatefulDataLoader(self.set, 6, num_workers=workers)
+        self.loader = StatefulDataLoader(Resumable(self.set), 6, num_workers=workers)
         self.stateful = self.loader
 
     def begin(self, epoch: int) -> None:
@@ -104,7 +126,7 @@ class Sharded:
         def make(shard: int, shards: int, epoch: int) -> Any:
             own = split_dataset_by_node(stream(), shard, shards)
             own.set_epoch(epoch)
-            return StatefulDataLoader(own, 2, num_workers=workers)
+            return StatefulDataLoader(Resumable(own), 2, num_workers=workers)
 
         self.stateful = ShardedLoader(make, shards=SHARDS)
 
@@ -246,6 +268,7 @@ def run(kind: str, workers: int, seed: int, folder: Path) -> tuple[str, bool]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--kind", choices=KINDS)
     parser.add_argument("--workers", type=int)
     options = parser.parse_args()
@@ -256,7 +279,7 @@ def main() -> int:
         if options.kind not in (None, kind) or options.workers not in (None, workers):
             continue
         problems, refusals = [], 0
-        for seed in range(options.seeds):
+        for seed in range(options.first, options.first + options.seeds):
             with tempfile.TemporaryDirectory(prefix="loaders-") as folder:
                 found, refused = run(kind, workers, seed, Path(folder))
             refusals += refused

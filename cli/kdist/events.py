@@ -423,8 +423,12 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
     "worker-failed": _worker_failed,
     "restarting": lambda e: (
         f"starts again, restart {e['restarts']}"
-        + (f" of {e['budget']}" if e.get("budget") is not None else ", which spec.restart ignores")
-        + (" for faults of machines" if e.get("counted") == "machines" else "")
+        + (
+            f" of {e['budget']}"
+            if e.get("budget") is not None
+            else ", not counted (spec.restart.rules)"
+        )
+        + (" after machine faults" if e.get("counted") == "machines" else "")
         + f" ({e['cause']}){_first_line(e)}"
     ),
     "checkpoints-opened": lambda e: (

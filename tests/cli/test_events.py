@@ -370,12 +370,12 @@ def formatted(name: str, node: str = "node-0", **fields: Any) -> str:
         (
             "restarting",
             {"restarts": 2, "budget": 10, "counted": "machines", "cause": "device"},
-            "starts again, restart 2 of 10 for faults of machines (device)",
+            "starts again, restart 2 of 10 after machine faults (device)",
         ),
         (
             "restarting",
             {"restarts": 3, "budget": None, "counted": "nothing", "cause": "user_code"},
-            "starts again, restart 3, which spec.restart ignores (user_code)",
+            "starts again, restart 3, not counted (spec.restart.rules) (user_code)",
         ),
         ("stopped", {"step": 7}, "stopped after step 7, state saved"),
         ("evaluated", {"metrics": {"accuracy": 0.975}}, "accuracy 0.975"),

@@ -30,10 +30,13 @@ def test_a_new_pod_begins_with_what_the_lost_one_has_compiled(
     ).stdout.split()[-1]
     resources, train = {"cpu": 1, "memory": "2Gi"}, {"steps": 100_000, "compile": "inductor"}
     namespace.apply(calm(backend=kind, nodes=1, image=image, resources=resources, train=train))
-    first = namespace.until("code is kept", lambda: compiled(namespace, "are kept in"), 900)
+    first = namespace.until(
+        "code is kept", lambda: compiled(namespace, "compiled code is kept in"), 900
+    )
     namespace.kubectl("delete", "pod", first["name"], "--grace-period=0", "--force")
     second = namespace.until(
-        "a new pod trains", lambda: compiled(namespace, "are taken from", other_than=first["uid"])
+        "a new pod trains",
+        lambda: compiled(namespace, "compiled code is taken from", other_than=first["uid"]),
     )
     record_property("seconds in torch.compile", (first["seconds"], second["seconds"]))
     assert second["seconds"] < first["seconds"] / 2

@@ -195,7 +195,7 @@ MACHINES = PanelRow(
     (
         lines(
             "Avoided nodes",
-            "1 while a job's pods stay away from a node, as the controller says",
+            "1 while a job avoids a node, as reported by the controller",
             "none",
             {
                 "{{kdist_namespace}} {{kdist_job}} {{node}}": (
@@ -208,8 +208,8 @@ MACHINES = PanelRow(
             optional=True,
         ),
         bars(
-            "Restarts for faults of machines",
-            "Of each job: a GPU or a node has failed",
+            "Restarts after machine faults",
+            "Restarts of each job caused by a GPU or node fault",
             "none",
             {
                 "{{kdist_job}} {{cause}}": (

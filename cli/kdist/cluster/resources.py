@@ -93,7 +93,7 @@ def kinds(transport: Transport) -> set[tuple[str, str]]:
     for root in ("/api", "/apis"):
         answer = _ask(transport, root, accept=_AGGREGATED)
         if "items" not in answer:
-            raise KdistError(f"the server's answer to {root} does not tell its kinds")
+            raise KdistError(f"the API server's discovery document at {root} has no items")
         for group in answer["items"] or []:
             name = (group.get("metadata") or {}).get("name") or ""
             for version in group.get("versions") or []:

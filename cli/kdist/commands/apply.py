@@ -133,9 +133,9 @@ def _send(
     if deploy.uses_resource(cluster, job.metadata.name, direct=direct):
         if take_over:
             raise UsageError(
-                f"--take-over is not for TrainingJobs, and {job.metadata.name} would be one",
-                hint="the annotation kdist.dev/run: NAME in metadata.annotations continues the run "
-                "that has locked the checkpoints; --direct applies the job's objects themselves",
+                f"--take-over cannot be used: {job.metadata.name} is applied as a TrainingJob",
+                hint="set the annotation kdist.dev/run to the run that locked the checkpoints, or "
+                "use --direct to apply the job's objects without a TrainingJob",
             )
         what = "TrainingJob"
         plan = deploy.plan_resource(cluster, job, base=base)
@@ -157,9 +157,9 @@ def _send(
     if not dry_run and any(each.applied.verb != "unchanged" for each in sent):
         kind = TRAINING_JOB if isinstance(plan, deploy.ResourcePlan) else ("v1", "ConfigMap")
         try:
-            deploy.note_commit(cluster, job.metadata.name, kind, base)
+            deploy.record_commit(cluster, job.metadata.name, kind, base)
         except KdistError as error:  # the job is applied
-            console.message(f"the git commit is not noted: {error}")
+            console.message(f"the job is applied, but not its git commit recorded: {error}")
     if isinstance(plan, deploy.Plan) and plan.exists and configured and not dry_run:
         name = job.metadata.name
         console.message(

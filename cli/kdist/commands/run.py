@@ -66,7 +66,7 @@ def _refuse_launcher(file: str, args: list[str]) -> None:
     if script is not None and Path(file).suffix not in _JOB_SUFFIXES:
         started = shlex.join(args[args.index(script) :])
         raise UsageError(
-            f"kdist starts the ranks itself, and no launcher, found `{file}`",
+            f"kdist run starts the ranks itself: remove the launcher `{file}`",
             hint=f"kdist run --procs-per-node N {started}",
         )
 

@@ -22,7 +22,7 @@ from kdist import console
 def command(*, output: str) -> None:
     r"""Show the versions of kdist and of what it runs on.
 
-    The version of a cluster is in `kdist doctor`.
+    To see the version of the cluster, run `kdist doctor`.
 
     \b
     Examples:

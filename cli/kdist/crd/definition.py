@@ -232,8 +232,8 @@ class ResourceStatus(ConfigModel):
     )
     node_faults: dict[Line, Counter] = Field(
         {},
-        description="Faults that a node had when the controller last kept the job from it; 0 if it "
-        "never has.",
+        description="Number of faults of a node when the controller last avoided it for the job; 0 "
+        "if it never did.",
     )
     restarts: Counter | None = Field(None, description="Restarts of the ranks since the start.")
     restarted_at: Time | None = Field(

@@ -21,7 +21,7 @@ from kdist.deploy.apply import (
     send,
 )
 from kdist.deploy.delete import drop_owner, find_objects, prune, remove
-from kdist.deploy.plan import Plan, make_plan, note_commit
+from kdist.deploy.plan import Plan, make_plan, record_commit
 from kdist.deploy.resource import (
     ResourcePlan,
     compare_resource,
@@ -46,10 +46,10 @@ __all__ = [
     "forget_end",
     "keep_runtime",
     "make_plan",
-    "note_commit",
     "plan_resource",
     "prune",
     "prune_code",
+    "record_commit",
     "remove",
     "request_start",
     "send",

@@ -91,8 +91,8 @@ def make_plan(
         raise KdistError(
             f"{name} has spec.suspend: true and is in queue {job.spec.queue}, but Kueue starts "
             "what is in its queues",
-            hint="leave out suspend; once the job exists, `kdist suspend` takes back its quota",
-            next_command=f"kdist suspend {name}",
+            hint="remove spec.suspend and apply the job, then suspend it with `kdist suspend`",
+            next_command="kdist explain spec.suspend",
         )
     folder = find_code(job, base)
     code = None if folder is None else folder.read()
@@ -255,7 +255,7 @@ def objects_of(
     return JobObjects(cluster, JobOwner(cluster.namespace, name, backend, makers=makers))
 
 
-def note_commit(cluster: Cluster, job: str, kind: tuple[str, str], base: Path) -> None:
+def record_commit(cluster: Cluster, job: str, kind: tuple[str, str], base: Path) -> None:
     """Note on an object of a job's name the commit that the job was applied from."""
     body = {"metadata": {"annotations": {COMMIT: find_commit(base) or None}}}
     objects_of(cluster, job).change(*kind, job, body)

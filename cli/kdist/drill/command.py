@@ -71,8 +71,8 @@ def command(
     Faults:
       rank     kill -9 of one rank
       agent    kill -9 of a node's agent, whose ranks then end
-      pod      delete a pod at once; of a run here, kill an agent with its ranks
-      silence  stop all processes of a node (SIGSTOP), then let them go on
+      pod      delete a pod without grace period; of a local run, kill an agent and its ranks
+      silence  stop all processes of a node (SIGSTOP), then resume them
 
     The report compares what the job's own records show with what is promised: the time without a
     finished step, the steps that were done again, their losses bit by bit, the samples. Ctrl-C ends

@@ -393,8 +393,6 @@ class _Composer:
         # JSON writes 😀 as two escapes, which YAML reads as two surrogates
         if _SURROGATE.search(text):
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        if "\0" in text:  # of an escape; no argument, variable or path can have it
-            self._report(event, "the text has a NUL character, which no program takes")
         plain = event.style is None
         node = YamlNode("scalar", self._mark(event), text, text, plain)
         try:

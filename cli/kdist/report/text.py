@@ -99,7 +99,7 @@ def remarks(report: Report) -> list[str]:
     ranks = report.get("separateRanks")
     told = [f"{describe_separate_ranks(ranks)}; {SEPARATE_RANKS_FIX}"] if ranks else []
     if report.get("trackerBehind"):
-        told.append("the tracker did not get all steps of the run; the log says why")
+        told.append("steps are missing in the tracker; see `tracker-failed` in the log")
     faults = read_machine_faults(report, "machineFaults")
     return [*told, *(f"faulty machine {each}" for each in faults)]
 

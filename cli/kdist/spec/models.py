@@ -24,7 +24,16 @@ from pydantic import (
 )
 
 from kdist_trainer.config import COMPILE_CACHE, QUANTITY, QUANTITY_OR_NONE, ConfigModel, Seconds
-from kdist_trainer.config.base import DIGEST, LABEL, OBJECT_NAME, RULE, Violation, refuse
+from kdist_trainer.config.base import (
+    DIGEST,
+    LABEL,
+    NO_NUL,
+    OBJECT_NAME,
+    RULE,
+    Argument,
+    Violation,
+    refuse,
+)
 from kdist_trainer.config.sources import (
     SERVER_URL,
     URL,
@@ -134,7 +143,6 @@ _CPU: Final = r"^([1-9][0-9]*m|[1-9][0-9]*(\.[0-9]+)?|0\.0*[1-9][0-9]*)$"
 _MOUNT_PATH: Final = r"^/[^\x00:]*[^\x00:/]$"
 _RELATIVE_PATH: Final = r"^[^/\x00-\x1f\x7f]+(/[^/\x00-\x1f\x7f]+)*$"
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f]+$"
-_NO_NUL: Final = r"^[^\x00]*$"
 _TIME: Final = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)$"
 
 PATTERN_MESSAGES: Final[dict[str, str]] = {
@@ -164,7 +172,7 @@ PATTERN_MESSAGES: Final[dict[str, str]] = {
     _MOUNT_PATH: "must be an absolute path such as `/data`, without `:` and without `/` at its end",
     _RELATIVE_PATH: "must be a relative path such as `models/mine.py`",
     _ONE_LINE: "must be a path: one line without control characters",
-    _NO_NUL: "must not contain a NUL character",
+    NO_NUL: "must not contain a NUL character",
     URL: "must be a URL without spaces such as `s3://BUCKET/PREFIX`",
     SERVER_URL: "must be a URL such as `https://minio.example.com:9000`",
     DIGEST: "must be 64 hexadecimal digits in lower case, as `sha256sum` prints them",
@@ -179,7 +187,6 @@ ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_N
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=_LABEL_KEY)]
 LabelValue = Annotated[str, Field(max_length=63, pattern=_LABEL_VALUE)]
 EnvName = Annotated[str, Field(min_length=1, max_length=256, pattern=_ENV_NAME)]
-EnvValue = Annotated[str, Field(max_length=32_768, pattern=_NO_NUL)]
 SecretKeyName = Annotated[str, Field(min_length=1, max_length=253, pattern=_DATA_KEY)]
 ImageReference = Annotated[str, Field(min_length=1, max_length=512, pattern=_IMAGE)]
 Storage = Annotated[str, Field(max_length=32, pattern=_STORAGE)]
@@ -392,7 +399,7 @@ class EnvVar(ConfigModel):
     """One variable of the training's environment."""
 
     name: EnvName = Field(description="Name of the variable.")
-    value: EnvValue | None = Field(None, description="Value as text; quote numbers.")
+    value: Argument | None = Field(None, description="Value as text; quote numbers.")
     secret: SecretKey | None = Field(
         None,
         description=(

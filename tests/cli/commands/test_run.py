@@ -246,7 +246,7 @@ BAD = [
     (["missing.py"], "there is no file `missing.py`"),
     (["job.yaml", "extra"], "a job takes no arguments of its own, found `extra`"),
     (["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "1"], "N train.py --lr 1"),
-    (["accelerate", "launch", "train.py"], "no launcher, found `accelerate`"),
+    (["accelerate", "launch", "train.py"], "remove the launcher `accelerate`"),
     (["job.yaml", "--nodes", "many"], "--nodes takes a number or MIN:MAX, found `many`"),
     (["job.yaml", "--nodes", "3:2"], "min (3) is more than max (2)"),
     (["job.yaml", "--set", "spec.train.epoch=2"], "spec.train.epochs"),

@@ -66,7 +66,7 @@ def test_a_machine_at_fault_is_named_where_the_attempt_ended_and_above_the_table
     assert report["attempts"][0]["failure"]["machine"] == "gpu-7"
     assert text.remarks(report) == ["faulty machine gpu-7: 1 fault, last device: ECC"]
     (behind,) = text.remarks({"trackerBehind": True})
-    assert behind == "the tracker did not get all steps of the run; the log says why"
+    assert behind == "steps are missing in the tracker; see `tracker-failed` in the log"
 
 
 def test_attempts_count_kept_and_lost_steps_and_name_what_ended_them() -> None:

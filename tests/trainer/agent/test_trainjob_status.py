@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kdist_trainer.agent import trainjob_status
-from kdist_trainer.agent.trainjob_status import TrainJobStatus, describe
+from kdist_trainer.agent.trainjob_status import TrainJobStatusReporter, describe
 
 STATUS: dict[str, Any] = {
     "state": "running",
@@ -105,7 +105,7 @@ def test_it_is_sent_while_the_training_runs_and_at_its_end(
 ) -> None:
     monkeypatch.setattr(trainjob_status, "_SECONDS", 0.01)
     status = dict(STATUS)
-    sender = TrainJobStatus(lambda: status)
+    sender = TrainJobStatusReporter(lambda: status)
     assert trainer.came.wait(60)
     (tmp_path / "token").write_text("rotated\n")
     status["step"] = 100
@@ -121,7 +121,7 @@ def test_a_refusal_is_said_once_and_ends_nothing(
 ) -> None:
     monkeypatch.setattr(trainjob_status, "_SECONDS", 3600.0)
     trainer.code = 403
-    sender = TrainJobStatus(lambda: STATUS)
+    sender = TrainJobStatusReporter(lambda: STATUS)
     sender.end()
     sender.end()
     logged = "".join(capfd.readouterr())
@@ -134,11 +134,11 @@ def test_no_fault_of_its_own_ends_the_agent(
     trainer: Trainer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainjob_status, "_SECONDS", 3600.0)
-    TrainJobStatus(dict).end()
+    TrainJobStatusReporter(dict).end()
     assert "trainjob-status-failed" in "".join(capfd.readouterr())
     assert not trainer.asked
 
 
 def test_elsewhere_nothing_is_read_or_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(trainjob_status.URL, raising=False)
-    TrainJobStatus(lambda: pytest.fail("it is read")).end()
+    TrainJobStatusReporter(lambda: pytest.fail("it is read")).end()

@@ -74,7 +74,7 @@ def test_without_the_field_the_way_to_a_snapshot_is_named(
 ) -> None:
     monkeypatch.delenv(device_memory.VARIABLE, raising=False)
     told = device_memory.explain(raised(backward))
-    way = 'spec.memorySnapshot: "on" leaves a snapshot of its memory'
+    way = 'set spec.memorySnapshot: "on" to get a memory snapshot next time'
     assert told == f"in the backward pass; {way}"
     assert device_memory.explain(ValueError("out of luck")) == ""
 

@@ -57,7 +57,7 @@ def ids(batch: Any) -> list[int]:
     return [int(one) for one in torch.as_tensor(batch["id"]).flatten()]
 
 
-class Resumable(torch.utils.data.IterableDataset[Any]):
+class ResumableDataset(torch.utils.data.IterableDataset[Any]):
     """A streaming set that keeps a position it was given until it is read on: that of `datasets`
     5.2 says that it is at the start, and so a loader process that has yielded nothing since a
     resume begins again there. docs/how-to/data-position.md shows it.
@@ -103,7 +103,7 @@ class Streaming(Torchdata):
 
     def __init__(self, workers: int) -> None:
         self.set = split_dataset_by_node(stream(), dist.get_rank(), dist.get_world_size())
-        self.loader = StatefulDataLoader(Resumable(self.set), 6, num_workers=workers)
+        self.loader = StatefulDataLoader(ResumableDataset(self.set), 6, num_workers=workers)
         self.stateful = self.loader
 
     def begin(self, epoch: int) -> None:
@@ -126,7 +126,7 @@ class Sharded:
         def make(shard: int, shards: int, epoch: int) -> Any:
             own = split_dataset_by_node(stream(), shard, shards)
             own.set_epoch(epoch)
-            return StatefulDataLoader(Resumable(own), 2, num_workers=workers)
+            return StatefulDataLoader(ResumableDataset(own), 2, num_workers=workers)
 
         self.stateful = ShardedLoader(make, shards=SHARDS)
 

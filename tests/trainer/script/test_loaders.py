@@ -50,12 +50,12 @@ def test_each_sample_counts_once_whatever_rank_is_killed(kind: str, seeds: int) 
 def test_loader_processes_that_have_read_nothing_since_a_resume_keep_their_positions() -> None:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    from tests.trainer.script.loader_kills import SAMPLES, Resumable, ids, stream
+    from tests.trainer.script.loader_kills import SAMPLES, ResumableDataset, ids, stream
 
     found: list[int] = []
     saved = None
     for batches in (3, 1, 1, 99):
-        loader = StatefulDataLoader(Resumable(stream()), 8, num_workers=2)
+        loader = StatefulDataLoader(ResumableDataset(stream()), 8, num_workers=2)
         if saved is not None:
             loader.load_state_dict(saved)
         for batch in islice(loader, batches):

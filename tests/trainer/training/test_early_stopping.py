@@ -54,7 +54,7 @@ def test_patience_survives_a_checkpoint() -> None:
 
 def test_the_best_evaluation_is_known_after_a_resume_and_by_its_own_metric() -> None:
     def judge(stopping: EarlyStopping, *values: float) -> list[bool]:
-        return [stopping.is_best({"accuracy": value, "loss": -value}) for value in values]
+        return [stopping.record_best({"accuracy": value, "loss": -value}) for value in values]
 
     best = Best(metric="accuracy", goal="max")
     first, second, other = (EarlyStopping(None, each) for each in (best, best, Best()))

@@ -146,7 +146,7 @@ class CacheArchive:
                     self._unpack(data[_SIGNATURE_BYTES:])
                     self._tell("taken from", name)
                     return
-                self._fail(f"{name} is of another key, machine or image, and not used")
+                self._fail(f"{name} is ignored: it is of another key, machine or image")
                 self._adds |= self._restored.is_set()
 
     def _unpack(self, content: memoryview) -> None:

@@ -41,7 +41,7 @@ from kdist_trainer.agent.settings import (
     prepare_scratch,
 )
 from kdist_trainer.agent.tracker_process import TrackerProcess
-from kdist_trainer.agent.trainjob_status import TrainJobStatus
+from kdist_trainer.agent.trainjob_status import TrainJobStatusReporter
 from kdist_trainer.checkpoint.manifest import COMPILED
 from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import CODES
@@ -139,7 +139,7 @@ def end(
     stop: StopSignals,
     exporter: Exporter | None = None,
     tracker: TrackerProcess | None = None,
-    status: TrainJobStatus | None = None,
+    status: TrainJobStatusReporter | None = None,
 ) -> int:
     """Write the exit record, then wait for the tracker, and for a final scrape or stay alive, as
     the settings say.
@@ -249,7 +249,7 @@ def launch(settings: Settings) -> int:
     exporter = start_exporter(
         settings, procs, healthy=lambda: not health or health[0].is_healthy(), since=started_at
     )
-    status = TrainJobStatus(exporter.status)
+    status = TrainJobStatusReporter(exporter.status)
     with LogRelay(settings.scratch, ranks=procs, copy=_keep_log(settings)) as relay:
         run = partial(_run_agent, settings, procs, exporter, relay, stop, predecessors, health)
         record = _run_to_record(settings, run)

@@ -52,7 +52,7 @@ def describe(status: Mapping[str, Any]) -> dict[str, Any] | None:
     return found
 
 
-class TrainJobStatus:
+class TrainJobStatusReporter:
     """Sends what `read` returns, the `/status` of this agent, every ten seconds and at the end. No
     training waits for it; the first of several failures is logged.
     """

@@ -183,9 +183,9 @@ CODE = (
     user(
         "weights-only",
         r"Weights only load failed",
-        "if the file is your own, call torch.load with weights_only=False at {place}, or set "
-        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in env: it has more than tensors, and torch >= 2.6 "
-        "asks before it runs code of a file",
+        "if you trust the file, call torch.load with weights_only=False at {place}, or set "
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in env: it contains more than tensors, which "
+        "torch >= 2.6 does not load by default",
         "torch/serialization.py Weights only load failed",
         example="Weights only load failed. This file can still be loaded, to do so you have two",
         types=("UnpicklingError",),

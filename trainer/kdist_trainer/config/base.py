@@ -52,6 +52,10 @@ OBJECT_NAME = rf"{LABEL[:-1]}(\.{LABEL[1:-1]})*$"
 """RFC 1123: a label, and a subdomain."""
 DIGEST = r"^[0-9a-f]{64}$"
 
+NO_NUL = r"^[^\x00]*$"
+Argument = Annotated[str, Field(max_length=32_768, pattern=NO_NUL)]
+"""An argument of a program, or the value of a variable."""
+
 Bytes = Annotated[str, Field(max_length=32, pattern=QUANTITY)]
 """A number of bytes as Kubernetes writes quantities: `64Mi`, `1G`."""
 

@@ -18,6 +18,7 @@ from pydantic import (
 
 from kdist_trainer.config.base import (
     QUANTITY,
+    Argument,
     ConfigModel,
     Name,
     Nodes,
@@ -72,9 +73,7 @@ class Script(ConfigModel):
     ) = Field(
         None, description=("Module to run instead of a path, like `python -m` and `torchrun -m`.")
     )
-    args: list[Annotated[str, Field(max_length=32_768)]] = Field(
-        [], max_length=1024, description="Arguments of the script."
-    )
+    args: list[Argument] = Field([], max_length=1024, description="Arguments of the script.")
     collective_timing: Literal["on", "off"] = Field(
         "on",
         description=("Whether collectives between ranks are counted and timed."),
@@ -113,7 +112,7 @@ class Script(ConfigModel):
 
 
 QUANTITY_OR_NONE = f"^none$|{QUANTITY}"
-COMPILE_CACHE = "^(auto|off|/.*)$"
+COMPILE_CACHE = "^(auto|off|/[^\x00-\x1f]*)$"
 
 
 class Logs(ConfigModel):
@@ -195,7 +194,7 @@ class RestartRule(ConfigModel):
         if (self.on_exit_codes is None) == (self.on_errors is None):
             raise ValueError("needs exactly one of onExitCodes and onErrors")
         if "SystemExit" in (self.on_errors or ()):
-            raise ValueError("SystemExit is an exit code and no error; use onExitCodes")
+            raise ValueError("SystemExit is an exit code, not an error; use onExitCodes")
         return self
 
     def matches(self, code: int | None, types: Iterable[str]) -> bool:
@@ -252,8 +251,8 @@ class TrainConfig(ConfigModel):
         "off",
         exclude_if=lambda value: value == "off",  # unknown to earlier trainers
         description=(
-            "Record the allocations on GPUs, and leave a snapshot next to the checkpoints if one "
-            "is out of memory. Slows allocations down."
+            "Record GPU memory allocations, and write a snapshot next to the checkpoints when "
+            "a GPU runs out of memory. Slows allocations down."
         ),
     )
     termination_grace_period_seconds: PositiveSeconds = Field(
@@ -291,7 +290,7 @@ class TrainConfig(ConfigModel):
         max_length=4096,
         pattern=COMPILE_CACHE,
         exclude_if=lambda value: value == "auto",  # unknown to earlier trainers
-        description="Where compiled code is kept for the next start: auto, a folder, or off.",
+        description="Where compiled code is cached between starts: auto, an absolute path, or off.",
     )
     preflight: Preflight | None = Field(
         None,

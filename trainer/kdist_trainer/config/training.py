@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from kdist_trainer.config.base import Bytes, ConfigModel, Count, Name, PositiveSeconds
+from kdist_trainer.config.base import Argument, Bytes, ConfigModel, Count, Name, PositiveSeconds
 from kdist_trainer.config.sources import Init
 
 DEFAULT_KEEP: Final = 3
@@ -197,7 +197,7 @@ class Preflight(ConfigModel):
     )
     command: (
         Annotated[
-            list[Annotated[str, Field(min_length=1, max_length=32_768)]],
+            list[Annotated[Argument, Field(min_length=1)]],
             Field(min_length=1, max_length=256),
         ]
         | None

@@ -34,7 +34,7 @@ def record_history() -> None:
         torch_internals.record_memory_history()
 
 
-def note_phase(phase: StepPhase) -> None:
+def record_phase_peak(phase: StepPhase) -> None:
     """Note the peak of a phase that ends now, if the job wants a snapshot."""
     if VARIABLE in os.environ and _has_gpu():
         _peaks[phase] = max(_peaks.get(phase, 0), torch.cuda.max_memory_allocated())
@@ -47,7 +47,7 @@ def explain(error: BaseException) -> str:
         return ""
     parts = [f"in {where}" for where in [find_phase(error)] if where]
     if VARIABLE not in os.environ:
-        parts.append('spec.memorySnapshot: "on" leaves a snapshot of its memory')
+        parts.append('set spec.memorySnapshot: "on" to get a memory snapshot next time')
     try:
         if _has_gpu():
             phases = [f"{phase.name.lower()} {_show(each)}" for phase, each in _peaks.items()]

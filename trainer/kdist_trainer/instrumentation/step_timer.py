@@ -54,7 +54,7 @@ class StepTimer:
 
     def record_phase(self, phase: StepPhase) -> None:
         """Attribute the time since the previous record to `phase`, which ends."""
-        device_memory.note_phase(phase)
+        device_memory.record_phase_peak(phase)
         now = perf_counter()
         self._phase[phase] += now - self._last
         self._last = now

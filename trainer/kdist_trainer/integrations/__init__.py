@@ -9,8 +9,8 @@ asked for: `import kdist_trainer.integrations` imports none. Outside kdist they 
 the script still runs under torchrun. `HfStream` is for workloads: a streaming set of Hugging Face
 `datasets` in the managed loop.
 
-`framework` is what the first three have in common: when to save and to stop, the framework's own
-files committed and verified as kdist's own are, and the names that they log under.
+`framework` is what the integrations of frameworks have in common: when to save and to stop, the
+framework's own files committed and verified as kdist's own are, and the names that they log under.
 """
 
 from __future__ import annotations

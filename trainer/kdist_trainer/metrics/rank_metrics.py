@@ -33,7 +33,7 @@ class ResourceStats:
     )
     compile_seconds: float = counter(
         "kdist_compile_seconds_total",
-        "Time for which torch.compile worked, what it found in its cache included",
+        "Time spent in torch.compile, including cache hits",
         scope=Scope.RANK,
         hide_zero=True,
     )

@@ -50,7 +50,7 @@ def leave_stops_to_others() -> None:
     os.register_at_fork(after_in_child=_restore_default)
 
 
-def end_if_nobody_asks() -> None:
+def exit_on_unrequested_sigterm() -> None:
     """End by a SIGTERM that this process was left to others by, and of which they say nothing: it
     was meant for this process alone. Main thread only.
     """

@@ -45,11 +45,11 @@ def compare_accelerator() -> None:
         except Exception as error:  # noqa: BLE001 - a file that is not used must not end a script
             lacks = [f"what cannot be read ({type(error).__name__}: {error})"]
         if lacks:
-            what = f"`accelerate launch` would take {', '.join(lacks)} from {path}, which this run"
-            how = "set in env what `accelerate launch --num_processes 1 --no_python env` shows"
+            what = f"{path} sets {', '.join(lacks)}, which this run does not use"
+            how = "add to env what `accelerate launch --num_processes 1 --no_python env` prints"
             log.warn(
                 "accelerate-config-unused",
-                message=f"{what} lacks: kdist, as torchrun, does not read it; {how}",
+                message=f"{what}: like torchrun, kdist does not read the file; {how}",
             )
 
     accelerator.__init__ = init

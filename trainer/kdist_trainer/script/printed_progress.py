@@ -89,7 +89,9 @@ class PrintedProgress(Reporter):
     def _report_none(self) -> None:
         """At the end of the script: say that its lines are not those of the pattern."""
         if self._pattern and self._has_lines and not self._has_matched:
-            message = "no line had a step: see spec.script.progress.pattern"
+            message = (
+                "no line matched spec.script.progress.pattern; correct the pattern to see progress"
+            )
             if os.getpid() == self._process:
                 log.warn("observer-failed", message=message)
 

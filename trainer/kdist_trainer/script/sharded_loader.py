@@ -1,8 +1,8 @@
 """`kdist_trainer.ShardedLoader`: the data of a script that goes on at any number of ranks, whatever
 library reads it.
 
-A library's position is that of one rank among so many, and means nothing among others. Here each
-virtual shard has a loader of its own, with a position of its own, and ranks take over whole shards.
+The saved position of a loader is valid only at the number of ranks that it was saved with. Here
+each virtual shard has a loader and a position of its own, and whole shards are assigned to ranks.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ class ShardedLoader:
     the same at any number of ranks. It never ends: a shard begins its next pass when its loader
     ends, with a new loader.
 
-        loader = ShardedLoader(make, shards=6)  # for 1, 2, 3 or 6 ranks
+        loader = ShardedLoader(make_loader, shards=6)  # for 1, 2, 3 or 6 ranks
         for step, batches in zip(range(checkpointer.resume() + 1, steps + 1), loader):
             for batch in batches:
                 (loss_of(batch) / len(batches)).backward()
     """
 
-    def __init__(self, make: Callable[[int, int, int], Any], *, shards: int) -> None:
-        """Make no loader yet. Called after `init_process_group`.
+    def __init__(self, make_loader: Callable[[int, int, int], Any], *, shards: int) -> None:
+        """Create it after `init_process_group`; loaders are made when they are first used.
 
         Args:
-            make: from a shard, the number of shards and the number of the pass (from 0 on), makes
-                the loader of the shard: iterable, with `state_dict` and `load_state_dict`.
-            shards: number of virtual shards, a multiple of each number of ranks.
+            make_loader: called as `make_loader(shard, shards, epoch)`, returns the loader of that
+                shard: an iterable with `state_dict` and `load_state_dict`.
+            shards: number of virtual shards, a multiple of every number of ranks that the job may
+                have.
 
         Raises:
             ConfigError: the shards cannot be divided evenly among the ranks.
@@ -57,7 +58,7 @@ class ShardedLoader:
                 f"ShardedLoader: {shards} shards cannot be divided evenly among {world.size} "
                 "ranks: choose a multiple of each number of ranks that the job may have"
             )
-        self._make = make
+        self._make_loader = make_loader
         self._shards = shards
         each = shards // world.size
         self._passes = {
@@ -78,7 +79,7 @@ class ShardedLoader:
         return {"shards": self._shards, "passes": passes}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continue at the number of ranks that the state is of.
+        """Continue from a state that was saved at the same number of ranks.
 
         Raises:
             CheckpointMismatchError: it is of another number of shards.
@@ -86,11 +87,16 @@ class ShardedLoader:
         if saved["shards"] != self._shards:
             raise CheckpointMismatchError(
                 f"ShardedLoader: the checkpoint is of {saved['shards']} shards, and the script has "
-                f"{self._shards}: give as many, or start again with --fresh"
+                f"{self._shards}: set shards={saved['shards']}, or start again with --fresh"
             )
         self._passes = {shard: _Pass(*saved["passes"][shard]) for shard in self._passes}
 
-    def load_all_state_dicts(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> None:  # noqa: ARG002 - a rank knows its shards
+    def load_all_state_dicts(
+        self,
+        states: Sequence[dict[str, Any]],
+        rank: int,  # noqa: ARG002 - it knows its shards
+        world_size: int,  # noqa: ARG002
+    ) -> None:
         """Continue at any number of ranks, from the states of all ranks.
 
         Raises:
@@ -104,12 +110,12 @@ class ShardedLoader:
         while True:
             one = self._passes[shard]
             if one.loader is None:
-                one.loader = self._make(shard, self._shards, one.epoch)
+                one.loader = self._make_loader(shard, self._shards, one.epoch)
                 if not hasattr(one.loader, "state_dict"):
                     raise ConfigError(
                         f"ShardedLoader: a {type(one.loader).__name__} has no state_dict, so it "
-                        "loses its position: let make return torchdata's StatefulDataLoader, or a "
-                        "set with a state"
+                        "loses its position: let make_loader return torchdata's "
+                        "StatefulDataLoader, or a set with a state"
                     )
                 if one.saved is not None:
                     one.loader.load_state_dict(one.saved)

@@ -35,8 +35,8 @@ from kdist_trainer.state import ValueKind, describe
 
 class StatefulObject(Protocol):
     """What can be saved as it is: a scheduler, a scaler, torchdata's `StatefulDataLoader`. One of
-    `stateful` may also have `load_all_state_dicts(states, rank, size)`, which continues at another
-    number of ranks from the states of all ranks, by rank.
+    `stateful` may also have `load_all_state_dicts(states, rank, world_size)`, which continues at
+    another number of ranks from the states of all ranks, by rank.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,10 +103,10 @@ class RankPart:
         ]
         if changed and fixed:
             raise CheckpointMismatchError(
-                f"the checkpoint has positions of {len(parts)} ranks, and now there are {size}: "
-                f"{', '.join(fixed)} would lose samples or read them twice. Go on with "
+                f"the checkpoint was saved by {len(parts)} ranks, and the job has {size} now: "
+                f"{', '.join(fixed)} cannot continue at another number. Continue with "
                 f"{len(parts)} ranks; or give the object a method load_all_state_dicts(states, "
-                "rank, size) that continues from the states of all ranks, as "
+                "rank, world_size) that continues from the states of all ranks, as "
                 "kdist_trainer.ShardedLoader has; or start again with --fresh"
             )
         for name, one in self._stateful.items():

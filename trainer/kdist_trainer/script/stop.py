@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from kdist_trainer.processes.liveness import Heartbeat, heartbeat_path
-from kdist_trainer.processes.signals import end_if_nobody_asks, leave_stops_to_others
+from kdist_trainer.processes.signals import exit_on_unrequested_sigterm, leave_stops_to_others
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def stop_requested() -> StopRequest | None:
     and outside kdist. Call it after every step, on any rank; it takes microseconds.
 
     SIGTERM, which the ranks of such a node get too, no longer ends a process that has called this
-    once from its main thread, unless the script handles SIGTERM itself. One that comes without a
-    request of the agent ends it in a call after `SAME_REQUEST_SECONDS`.
+    once from its main thread, unless the script handles SIGTERM itself. A SIGTERM that the
+    agent did not ask for ends the process at a call more than five seconds later.
     """
     scratch = os.environ.get("KDIST_SCRATCH")
     if not scratch:
@@ -48,5 +48,5 @@ def stop_requested() -> StopRequest | None:
     path = heartbeat_path(scratch, os.environ.get("LOCAL_RANK", "0"))
     deadline = Heartbeat.read_stop(path)
     if is_main and not deadline:
-        end_if_nobody_asks()
+        exit_on_unrequested_sigterm()
     return StopRequest(deadline) if deadline else None

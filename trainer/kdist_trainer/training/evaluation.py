@@ -100,7 +100,7 @@ def should_stop_early(ctx: TrainContext) -> bool:
             or the best checkpoint is chosen by.
     """
     metrics = measure(ctx)
-    if ctx.early_stopping.is_best(metrics):
+    if ctx.early_stopping.record_best(metrics):
         ctx.checkpointing.best_at = ctx.state.step
     should_stop = ctx.early_stopping.observe(metrics)
     # not before: a rank that leaves its group within the evaluation has it still to do
@@ -224,7 +224,7 @@ class EarlyStopping:
             self._without_improvement += 1
         return self._without_improvement >= self._settings.patience
 
-    def is_best(self, metrics: Mapping[str, float]) -> bool:
+    def record_best(self, metrics: Mapping[str, float]) -> bool:
         """Record an evaluation; returns whether it is better than all before by `keep.best`. Raises
         `MetricMissingError`.
         """

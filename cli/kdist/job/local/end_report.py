@@ -217,7 +217,7 @@ def summary_rows(report: Report) -> Iterator[tuple[str, str]]:
     shown = {"ran on": report["devices"], "tracker": report.get("tracker")}
     yield from ((name, str(each)) for name, each in shown.items() if each)
     if report.get("trackerBehind"):
-        yield "tracker", "it did not get all steps of the run; the log says why"
+        yield "tracker", "steps are missing in it; see `tracker-failed` in the log"
     later = f" (invocation {report['invocation']})" if report["invocation"] > 1 else ""
     yield "wall time", f"{seconds(report['wallSeconds'])}{later}"
     yield "folder", str(report["folder"])

@@ -81,6 +81,29 @@ def test_the_survivor_of_a_killed_rank_keeps_its_process_and_no_step_is_done_twi
 
 @pytest.mark.sampled
 @pytest.mark.processes
+@pytest.mark.parametrize("when", ["in", "after"])
+def test_the_best_evaluation_has_a_checkpoint_of_its_step_if_a_rank_is_lost_there(
+    when: str, tmp_path: Path
+) -> None:
+    killed = tmp_path / "killed"
+    keep = {"last": 100, "best": {"metric": "loss", "goal": "min"}}
+    train = {
+        "workload": "evaluated:Evaluated",
+        "epochs": 3,
+        "evaluateEverySteps": 10,
+        "checkpoint": {"every": {"steps": 200}, "keep": keep},
+    }
+    env = [{"name": "KILL_AT", "value": when}, {"name": "KILLED", "value": str(killed)}]
+    code = str(Path(__file__).parent / "code")
+    with TrainingRun(tmp_path, describe("best", train=train, code=code, env=env)) as run:
+        assert run.wait() == 0, run.output()
+    assert killed.exists()
+    assert_nothing_was_repeated(run)
+    assert 30 in [each["step"] for each in run.events("commit")]
+
+
+@pytest.mark.sampled
+@pytest.mark.processes
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
 def test_a_node_leaves_and_returns_while_the_other_keeps_its_process(
     how: signal.Signals, tmp_path: Path

@@ -148,7 +148,7 @@ def find_place(error: BaseException) -> str | None:
     return None
 
 
-_USERINFO: Final = re.compile(r"(?<=://)(?:[^\s/?#@]{0,256}:\S{0,1024}|[^\s/?#]{0,1024})@")
+_USERINFO: Final = re.compile(r"(?<=://)(?:[^\s/?#@]{0,256}:\S{0,8192}|[^\s/?#]{0,8192})@")
 
 
 def hide_userinfo(text: str) -> str:

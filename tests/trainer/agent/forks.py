@@ -129,8 +129,12 @@ def serve(requests: socket.socket, ends: Path) -> NoReturn:
     signal.signal(signal.SIGCHLD, reap)
     for number in itertools.count():
         text, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 1)
-        if not text:
-            shutil.rmtree(ends)
+        if not text:  # who asked is gone, and would have ended them
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+            for pid in numbers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(ends, ignore_errors=True)
             os._exit(0)
         request = json.loads(text)
         for module in request["imports"]:

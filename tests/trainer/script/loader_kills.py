@@ -103,7 +103,9 @@ class Streaming(Torchdata):
 
     def __init__(self, workers: int) -> None:
         self.set = split_dataset_by_node(stream(), dist.get_rank(), dist.get_world_size())
-        self.loader = StatefulDataLoader(ResumableDataset(self.set), 6, num_workers=workers)
+        self.loader = StatefulDataLoader(
+            ResumableDataset(self.set) if workers else self.set, 6, num_workers=workers
+        )
         self.stateful = self.loader
 
     def begin(self, epoch: int) -> None:

@@ -14,6 +14,8 @@ import io
 import os
 import platform
 import re
+import shutil
+import stat
 import sys
 import tarfile
 import tempfile
@@ -26,7 +28,7 @@ from typing import Final
 
 from kdist_trainer import log
 from kdist_trainer.agent.logs import place_of
-from kdist_trainer.agent.settings import Settings
+from kdist_trainer.agent.settings import Settings, digest_packages
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.manifest import COMPILED
 from kdist_trainer.checkpoint.storage import StoragePath
@@ -39,6 +41,8 @@ _QUIET_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 300.0
 _RESTORE_SECONDS: Final = 5.0
 """How long ranks wait for the archive; a late one is still of use to what they compile later."""
+_UNUSED_SECONDS: Final = 30 * 86_400.0
+"""After which the code of other packages is removed."""
 _MOST_BYTES: Final = 1 << 27
 _SIGNATURE_BYTES: Final = 32
 _COPY = re.compile(r"(?<=\w{40})/[^/]+$")  # of what a key is for; each machine names its own
@@ -60,7 +64,14 @@ def set_variables(settings: Settings) -> None:
     except OSError as error:
         base, failed = settings.scratch / "compiled", error
         log.warn("compile-cache-failed", message=f"{failed}; compiled code is kept in {base}")
-    os.environ[INDUCTOR] = str(base / _identify(base))
+    folder = base / _identify(base)
+    os.environ[INDUCTOR] = str(folder)
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        os.utime(folder)
+        for other in base.iterdir():  # of packages or an image that are not used any more
+            if other.lstat().st_mtime < time.time() - _UNUSED_SECONDS:
+                shutil.rmtree(other, ignore_errors=True)
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path(os.environ[INDUCTOR], "triton")))
     # torch keeps these outside of its cache, and compiles them before it looks for what is there
     os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
@@ -74,8 +85,7 @@ def _identify(base: Path) -> str:
     for path in (Path("/proc/cpuinfo"), *Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with suppress(OSError):
             parts += filter(_MACHINE.match, path.read_text().splitlines())
-    for folder in sys.path:
-        parts += sorted({each.name for each in Path(folder).glob("*.dist-info")})
+    parts.append(digest_packages())
     return hashlib.sha256("\n".join(dict.fromkeys(parts)).encode()).hexdigest()[:16]
 
 
@@ -125,7 +135,9 @@ class CacheArchive:
                     if not self._adds:
                         time.sleep(_QUIET_SECONDS)  # the first node may be about to replace its own
                         self.restore()
-                    if self._adds and not keys <= self._known:
+                    if not self._adds:  # the first node has none yet
+                        time.sleep(_RETRY_SECONDS)
+                    elif not keys <= self._known:
                         self.write()
                         self._known |= keys
                 except OSError as error:
@@ -136,6 +148,8 @@ class CacheArchive:
         """Unpack this node's archive; if there is none, that of the first node, whose ranks compile
         the same unless each has a part of the model. Raises `OSError`.
         """
+        if self._read_key() is None:
+            return
         sizes = storage.list_files(self._archives)
         for name in dict.fromkeys((self._name, self._first)):
             if sizes.get(name, _MOST_BYTES) < _MOST_BYTES:
@@ -171,7 +185,8 @@ class CacheArchive:
                 if path.suffix != ".lock" and not path.name.startswith((".", "tmp.")):
                     with suppress(OSError):
                         status, name = path.lstat(), str(path.relative_to(self._folder))
-                        found.append((status.st_mtime, name, status.st_size))
+                        if stat.S_ISREG(status.st_mode):
+                            found.append((status.st_mtime, name, status.st_size))
         return {name: size for _, name, size in sorted(found, reverse=True)}
 
     def write(self) -> None:

@@ -150,7 +150,7 @@ def end(
         stop: The requests to stop, which end the wait.
         exporter: The metrics exporter, which is closed; None if none is running.
         tracker: Ends; after a failure that another agent continues after, at once.
-        status: Ends, unless the stop is urgent; sends the progress of before the exit.
+        status: Sends the last progress, if the run has ended by itself.
 
     Returns:
         The exit code.
@@ -162,7 +162,7 @@ def end(
         names = ("cause", "code", "rank", "step", "traceback", "message")
         fields = {name: record.get(name) for name in names}
         log.error("failed", node=record.get("node") or settings.node, **fields)
-    if status is not None and not stop.urgent:
+    if status is not None and not stop.requested and not code.retryable:
         status.end()
     keep_alive = settings.on_finish == KEEP_ALIVE and not code.retryable
     if exporter is None and keep_alive:

@@ -406,6 +406,12 @@ def identify_code(config: TrainConfig, code: Path | None) -> str:
     return digest.hexdigest()[:16]
 
 
+def digest_packages() -> str:
+    """A digest of the names and versions of all installed packages."""
+    found = {each.stem for folder in {*sys.path} for each in Path(folder).glob("*.dist-info")}
+    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:16]
+
+
 def describe_environment() -> dict[str, str]:
     """The versions of what this node computes with, a digest of the names and versions of all
     installed packages, and the git commit of the job if it is known.
@@ -413,12 +419,11 @@ def describe_environment() -> dict[str, str]:
     import torch
 
     commit = os.environ.get(COMMIT, "")
-    found = {each.stem for folder in {*sys.path} for each in Path(folder).glob("*.dist-info")}
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "kdist": kdist_trainer.__version__,
-        "packages": hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:16],
+        "packages": digest_packages(),
         **({"commit": commit} if re.fullmatch(r"[0-9a-f]{7,64}(-dirty)?", commit) else {}),
     }
 

@@ -21,7 +21,7 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.errors import ConfigError, hide_userinfo
 from kdist_trainer.processes import process_tree
 from kdist_trainer.processes.signals import StopSignals, kill_deadline
-from kdist_trainer.processes.threads import OnError, start_thread
+from kdist_trainer.processes.threads import BoundedCalls, OnError, start_thread
 
 PACKAGES: Final = {"wandb": "wandb>=0.31", "mlflow": "mlflow-skinny>=3.17"}
 _END_SECONDS: Final = 30.0
@@ -108,8 +108,9 @@ class TrackerProcess:
             self._process.stdin.close()
             if not self._wait(self._process, stop):
                 self._fail("the tracker did not receive all steps of the run")
-                write = partial(RunLedger(root).append, "tracker-behind")  # for the report
-                start_thread(write, name="tracker", on_error=OnError.REPORT).join(_RECORD_SECONDS)
+                calls = BoundedCalls("the run ledger", seconds=_RECORD_SECONDS)
+                with suppress(OSError, RuntimeError):  # for the report
+                    calls.call(partial(RunLedger(root).append, "tracker-behind"))
         self.kill()
 
     def _wait(self, process: subprocess.Popen[bytes], stop: StopSignals) -> bool:

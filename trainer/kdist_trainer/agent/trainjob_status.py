@@ -60,19 +60,21 @@ class TrainJobStatusReporter:
     def __init__(self, read: Callable[[], Mapping[str, Any]]) -> None:
         self._read = read
         self._ended, self._has_failed = threading.Event(), False
-        self._is_wanted = URL in os.environ and TOKEN in os.environ
-        if self._is_wanted:
-            start_thread(self._run, name="trainjob-status", on_error=OnError.REPORT)
+        self._thread: threading.Thread | None = None
+        if URL in os.environ and TOKEN in os.environ:
+            name = "trainjob-status"
+            self._thread = start_thread(self._run, name=name, on_error=OnError.REPORT)
 
     def _run(self) -> None:
         while not self._ended.wait(_SECONDS):
             self._send()
+        self._send()
 
     def end(self) -> None:
-        """Send the last progress."""
+        """Send the last progress, and wait some seconds for it at most."""
         self._ended.set()
-        if self._is_wanted:
-            self._send()
+        if self._thread is not None:
+            self._thread.join(REQUEST_SECONDS)
 
     def _send(self) -> None:
         try:

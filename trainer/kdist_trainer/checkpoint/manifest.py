@@ -495,7 +495,13 @@ class CheckpointDirectory:
             return []  # what replaces an object does so at once
         return [
             path
-            for pattern in ("probe-*", "LATEST.tmp-*", "DONE.tmp-*", f"{COMPILED}/*.tmp-*")
+            for pattern in (
+                "probe-*",
+                "LATEST.tmp-*",
+                "DONE.tmp-*",
+                f"{COMPILED}/*.tmp-*",
+                f"{MEMORY}/*.tmp-*",
+            )
             for path in self.root.glob(pattern)
             if path.is_file()
         ]
@@ -558,7 +564,7 @@ class CheckpointDirectory:
         return sorted(found, key=lambda one: one.order, reverse=True)
 
 
-LOGS, COMPILED = "logs", "compiled"
+LOGS, COMPILED, MEMORY = "logs", "compiled", "memory"
 """Folders next to the checkpoints."""
 _NAME = re.compile(r"g(\d{5,})-(\d{4,})\.log")
 

@@ -13,6 +13,7 @@ from typing import Final
 import torch
 
 from kdist_trainer.checkpoint import storage
+from kdist_trainer.checkpoint.manifest import MEMORY
 from kdist_trainer.config import Cause
 from kdist_trainer.errors import classify
 from kdist_trainer.instrumentation import torch_internals
@@ -20,8 +21,7 @@ from kdist_trainer.metrics.rank_metrics import StepPhase
 from kdist_trainer.processes.threads import BoundedCalls
 
 VARIABLE: Final = "KDIST_MEMORY_SNAPSHOT"
-FOLDER: Final = "memory"
-_WRITE_SECONDS: Final = 30.0
+_WRITE_SECONDS: Final = 10.0
 _CALLS: Final = {"step": "/torch/optim/", "backward": "/torch/", "_call_impl": "/torch/nn/modules/"}
 _WHERE: Final = {"step": "the optimizer's step", "backward": "the backward pass"}
 
@@ -78,8 +78,8 @@ def find_phase(error: BaseException) -> str:
 
 def _write_snapshot() -> str:
     root = storage.open_location(os.environ.get("KDIST_CHECKPOINTS") or os.environ["KDIST_SCRATCH"])
-    path = root / FOLDER / f"rank-{os.environ.get('RANK', '0')}.pickle"
-    storage.make_folder(root / FOLDER)
+    path = root / MEMORY / f"rank-{os.environ.get('RANK', '0')}.pickle"
+    storage.make_folder(root / MEMORY)
     storage.replace(path, pickle.dumps(torch_internals.take_memory_snapshot()))
     return str(path)
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import regex
@@ -66,8 +67,9 @@ class PrintedProgress(Reporter):
         if os.getpid() != self._process:
             return
         if self._pattern is None:
-            if self._has_matched:
-                self.begin(Phase.STEP)  # no step any more, but a script that prints does not hang
+            if self._has_matched:  # no step any more, but a script that prints does not hang
+                with suppress(Exception), self._lock:
+                    self.begin(Phase.STEP)
             return
         try:
             with self._lock:

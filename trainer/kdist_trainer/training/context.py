@@ -113,7 +113,8 @@ class KeptState:
         moved: Names of what seemed constant and has changed: of this the last finished step's value
             is not known, so that the newest checkpoint is restored.
         clock: How much training no checkpoint holds; see `SaveClock.to_json`.
-        is_due: Whether the state is to be saved by that clock, or since it was evaluated as best.
+        is_due: Whether the state is to be saved by that clock.
+        best_at: The step of the best evaluation, -1 for none.
         committed: The step of the newest checkpoint that the rank knows of, -1 for none.
         carried: The save that this rank writes alone.
     """
@@ -135,6 +136,7 @@ class KeptState:
     moved: Sequence[str] = ()
     clock: dict[str, Any] = field(default_factory=dict)
     is_due: bool = False
+    best_at: int = -1
     committed: int = -1
     carried: CarriedSave | None = None
 

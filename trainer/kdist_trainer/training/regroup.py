@@ -161,7 +161,8 @@ def keep(ctx: TrainContext) -> KeptState | None:
         warm_up=warm_up,
         moved=moved,
         clock=ctx.checkpointing.clock.to_json(),
-        is_due=ctx.checkpointing.is_due_by_clock() or ctx.checkpointing.is_best_unsaved(),
+        is_due=ctx.checkpointing.is_due_by_clock(),
+        best_at=ctx.checkpointing.best_at,
         committed=ctx.checkpointing.committed_step,
         carried=ctx.checkpointing.carrying.own,
     )
@@ -250,6 +251,7 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
             problem = compare(ctx, source, held_values(ctx), own)
     if problem is not None:
         return restart(ctx, problem), None
+    ctx.checkpointing.best_at = document["best_at"]
     carriers = [one.carrier for one in peers]
     ctx.checkpointing.continue_saving(carriers, source=source, is_due=document["is_due"])
     if ctx.world.is_rank_zero:
@@ -296,6 +298,7 @@ def describe_own_state(ctx: TrainContext, source: int) -> _PeerState:
             "clock": kept.clock,
             "is_due": kept.is_due,
             "committed": kept.committed,
+            "best_at": kept.best_at,
         }
     return _PeerState(
         document,

@@ -42,7 +42,6 @@ _RETRY_SECONDS: Final = 300.0
 _RESTORE_SECONDS: Final = 5.0
 """How long ranks wait for the archive; a late one is still of use to what they compile later."""
 _UNUSED_SECONDS: Final = 30 * 86_400.0
-"""After which the code of other packages is removed."""
 _MOST_BYTES: Final = 1 << 27
 _SIGNATURE_BYTES: Final = 32
 _COPY = re.compile(r"(?<=\w{40})/[^/]+$")  # of what a key is for; each machine names its own
@@ -66,15 +65,21 @@ def set_variables(settings: Settings) -> None:
         log.warn("compile-cache-failed", message=f"{failed}; compiled code is kept in {base}")
     folder = base / _identify(base)
     os.environ[INDUCTOR] = str(folder)
-    with suppress(OSError):
-        folder.mkdir(mode=0o700, exist_ok=True)
-        os.utime(folder)
-        for other in base.iterdir():  # of packages or an image that are not used any more
-            if other.lstat().st_mtime < time.time() - _UNUSED_SECONDS:
-                shutil.rmtree(other, ignore_errors=True)
+    if where == "auto":
+        with suppress(OSError):
+            _remove_unused(folder)
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path(os.environ[INDUCTOR], "triton")))
     # torch keeps these outside of its cache, and compiles them before it looks for what is there
     os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove what was compiled for packages or an image that have not been used for a month."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    os.utime(folder)
+    for other in folder.parent.iterdir():
+        if other.lstat().st_mtime < time.time() - _UNUSED_SECONDS:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def _identify(base: Path) -> str:

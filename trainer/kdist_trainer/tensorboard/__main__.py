@@ -24,6 +24,7 @@ from pathlib import Path
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import open_location
 from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.object_store.errors import ObjectChangedError
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.processes.threads import OnError, start_thread
 from kdist_trainer.tensorboard.writer import PREFIX
@@ -110,7 +111,8 @@ def copy_new(source: ObjectPath, folder: Path) -> int:
     for name, size in sorted(found.items()):
         with (folder / name).open("ab") as copy:
             if copy.tell() < size:
-                with (source / name).open(size) as stream:
+                # one that grows meanwhile is copied in the next round
+                with contextlib.suppress(ObjectChangedError), (source / name).open(size) as stream:
                     stream.seek(copy.tell())
                     copy.write(stream.read())
     return len(found)

@@ -1,0 +1,41 @@
+"""A training whose rank 1 kills itself once, in its third evaluation or right after it: the
+variable KILL_AT says which, and the file KILLED that it has done so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from kdist_trainer.workload import Sums
+from kdist_trainer.workloads.digits import Digits
+
+
+class Evaluated(Digits):
+    """`digits`."""
+
+    evaluations, is_evaluating = 0, False
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Sums:
+        """That of `digits`."""
+        self.evaluations += not self.is_evaluating
+        self.is_evaluating = True
+        self._die("in")
+        return super().evaluate(model, batch)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        """That of `digits`."""
+        self.is_evaluating = False
+        self._die("after")
+        return super().loss(model, batch)
+
+    def _die(self, place: str) -> None:
+        killed = Path(os.environ["KILLED"])
+        is_now = self.evaluations == 3 and os.environ["KILL_AT"] == place
+        if is_now and os.environ["RANK"] == "1" and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)

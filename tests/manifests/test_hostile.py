@@ -44,7 +44,7 @@ HOSTILE = [
     "😀 ünï 漢字",
 ]
 PATTERNS = [
-    pattern for pattern in PATTERN_MESSAGES if pattern not in (models._ONE_LINE, models._NO_NUL)
+    pattern for pattern in PATTERN_MESSAGES if pattern not in (models._ONE_LINE, models.NO_NUL)
 ]
 TEXTS = (
     st.sampled_from(HOSTILE)

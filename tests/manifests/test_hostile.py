@@ -17,6 +17,7 @@ from kdist.errors import InvalidJobError
 from kdist.render import Placement, render
 from kdist.spec import models
 from kdist.spec.models import PATTERN_MESSAGES
+from kdist_trainer.config.base import NO_NUL
 from tests.manifests.jobs import FULL, load, place
 from tests.manifests.test_fields import walk
 
@@ -43,9 +44,7 @@ HOSTILE = [
     "tab\t bell \x07 \x1b[31m",
     "😀 ünï 漢字",
 ]
-PATTERNS = [
-    pattern for pattern in PATTERN_MESSAGES if pattern not in (models._ONE_LINE, models.NO_NUL)
-]
+PATTERNS = [pattern for pattern in PATTERN_MESSAGES if pattern not in (models._ONE_LINE, NO_NUL)]
 TEXTS = (
     st.sampled_from(HOSTILE)
     | st.text(max_size=60)

@@ -90,7 +90,6 @@ class Fetches:
         handle: receives the entries of their logs.
         draw: shows the present state; is called often.
         log_event: receives what happens to the processes.
-        stopped_by: the signal that requested the stop; None without one.
     """
 
     commands: Sequence[FetchCommand]
@@ -99,12 +98,10 @@ class Fetches:
     handle: Callable[[Entry], None]
     draw: Callable[[], None]
     log_event: OnEvent
-    stopped_by: signal.Signals | None = field(default=None, init=False)
     _killed: bool = field(default=False, init=False)
 
     def run(self, signals: SignalQueue) -> Outcome | None:
-        """Fetch all. Returns None if everything is there, else how the invocation ends: the first
-        signal stops it, any other kills it.
+        """Fetch all. Returns None if everything is there, else how the invocation ends.
 
         Raises:
             OSError: a process cannot be started.
@@ -113,7 +110,7 @@ class Fetches:
             code = self._fetch(command, signals)
             if self._killed:
                 return Outcome("killed", code, command.node)
-            if self.stopped_by is not None:
+            if signals.stopped_by is not None:
                 return Outcome("stopped", int(Exit.STOPPED), command.node)
             if code != 0:
                 return Outcome("failed", code, command.node)
@@ -145,16 +142,14 @@ class Fetches:
         return int(process.returncode)
 
     def _handle_signals(self, process: subprocess.Popen[bytes], signals: SignalQueue) -> None:
-        while signals.received:
-            number = signals.received.pop(0)
-            if self.stopped_by is None:
-                self.stopped_by = number
+        for number, kills in signals.take():
+            if kills:
+                self._killed = True
+                process.kill()
+            else:
                 reason = f"{number.name}; what was fetched is kept"
                 self.log_event("kdist", "stopping", reason=reason)
                 process.terminate()
-            else:
-                self._killed = True
-                process.kill()
 
     def _show(self, entries: Iterator[Entry]) -> None:
         for entry in entries:

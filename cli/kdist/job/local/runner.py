@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -66,7 +65,6 @@ class RunSession:
         poller: requests the agents' status.
         event_filter: selects the events to show.
         display: shows entries and progress.
-        stopped_by: the signal that requested the stop; None without one.
         launcher: is told when all agents serve.
     """
 
@@ -77,7 +75,6 @@ class RunSession:
     poller: StatusPoller
     event_filter: EventFilter
     display: Display
-    stopped_by: signal.Signals | None = None
     launcher: LauncherLink | None = None
     _serving: bool = field(init=False, default=False)
     _tails: dict[str, LogTail] = field(init=False)
@@ -95,7 +92,7 @@ class RunSession:
         """Start the agents and wait until all have ended.
 
         Args:
-            signals: the first one stops the agents, any other kills them.
+            signals: stop the agents, or kill them.
 
         Raises:
             OSError: the agents cannot be started.
@@ -104,7 +101,7 @@ class RunSession:
             self.poller.start()
             self.supervisor.start()
             while self.supervisor.poll():
-                self._handle_signals(signals.received)
+                self._handle_signals(signals)
                 self._poll()
                 signals.wait(
                     0 if any(tail.behind for tail in self._tails.values()) else _POLL_INTERVAL
@@ -127,12 +124,10 @@ class RunSession:
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self._handle(Entry(node, {"time": stamp, "event": event, "level": "info", **fields}, ""))
 
-    def _handle_signals(self, received: list[signal.Signals]) -> None:
+    def _handle_signals(self, signals: SignalQueue) -> None:
         saves = self.progress.saves
-        while received:
-            number = received.pop(0)
-            if self.stopped_by is None:
-                self.stopped_by = number
+        for number, kills in signals.take():
+            if not kills:
                 reason = f"{number.name}; repeat it to exit now" + ", without saving" * saves
                 how = {} if saves else {"saves": False}
                 self.log_event("kdist", "stopping", reason=reason, **how)
@@ -172,9 +167,7 @@ class RunSession:
         fetches = Fetches(
             commands, environment, agent.directory, self._handle, self._draw, self.log_event
         )
-        outcome = fetches.run(signals)
-        self.stopped_by = fetches.stopped_by
-        return outcome
+        return fetches.run(signals)
 
     def _handle(self, entry: Entry) -> None:
         if entry.event is not None:
@@ -297,7 +290,6 @@ def _run_agents(
     launcher: LauncherLink | None,
 ) -> RunEnded:
     outcome = Outcome("killed", 0)
-    stopped_by = None
     session: RunSession | None = None
     spawner: Spawner | None = None
     pipe = ParentDeathPipe(folder.parent_pipe)
@@ -316,7 +308,6 @@ def _run_agents(
             session.log_event("kdist", "run-archived", message=f"the previous run is in {moved}")
         session.launcher = launcher
         outcome = session.fetch(plan_fetches(job, folder), signals) or session.run(signals)
-        stopped_by = session.stopped_by
     except OSError as error:
         raise folder.explain(error) from error
     finally:
@@ -326,7 +317,7 @@ def _run_agents(
         pipe.close()
         if spawner is not None:
             spawner.close()
-    return RunEnded(outcome, report, stopped_by)
+    return RunEnded(outcome, report, signals.stopped_by)
 
 
 def _make_session(

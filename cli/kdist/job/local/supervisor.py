@@ -23,7 +23,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -44,10 +44,12 @@ class SignalQueue:
 
     Attributes:
         received: the signals so far, without those that were taken out.
+        stopped_by: the signal that requested the stop; None without one.
     """
 
     def __init__(self) -> None:
         self.received: list[signal.Signals] = []
+        self.stopped_by: signal.Signals | None = None
         self._received_at: float | None = None
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
@@ -75,6 +77,13 @@ class SignalQueue:
             signal.signal(number, handler)
         os.close(self._reader)
         os.close(self._writer)
+
+    def take(self) -> Iterator[tuple[signal.Signals, bool]]:
+        """Each signal, and whether it kills: the first one requests the stop, any other kills."""
+        while self.received:
+            number, kills = self.received.pop(0), self.stopped_by is not None
+            self.stopped_by = self.stopped_by or number
+            yield number, kills
 
     def wait(self, seconds: float) -> None:
         """Sleep, but no longer than until the next signal; the end of a child is one."""

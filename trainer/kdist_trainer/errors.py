@@ -21,13 +21,13 @@ from kdist_trainer.causes.search import (
     look_up,
 )
 from kdist_trainer.config import Cause, Exit
-from kdist_trainer.config.exit_codes import FAULTS, Fault, Rerun
+from kdist_trainer.config.exit_codes import CODES, FAULTS, Fault, Rerun
 
 __all__ = ["classify", "find", "find_place", "hide_userinfo", "is_user_code"]
 
 
 class KdistTrainerError(Exception):
-    """A failure whose cause is known where it is raised."""
+    """A failure whose cause is known where it is raised; its exit code is that of the cause."""
 
     cause = Cause.UNKNOWN
     code = Exit.USER
@@ -35,11 +35,14 @@ class KdistTrainerError(Exception):
     signature = ""
     """The row of the table of causes that says more about it."""
 
+    def __init_subclass__(cls) -> None:
+        cls.code = CODES.get(cls.cause, cls.code)
+
 
 class ConfigError(KdistTrainerError):
     """The job asks for something that cannot be done; the message says what to change."""
 
-    cause, code = Cause.CONFIG, Exit.CONFIG
+    cause = Cause.CONFIG
 
 
 class BandwidthError(KdistTrainerError):
@@ -53,37 +56,37 @@ class BandwidthError(KdistTrainerError):
 class DataError(KdistTrainerError):
     """The data set is missing, empty or damaged."""
 
-    cause, code = Cause.DATA, Exit.DATA
+    cause = Cause.DATA
 
 
 class CheckpointMismatchError(KdistTrainerError):
     """Checkpoint, data or storage do not match this job."""
 
-    cause, code = Cause.MISMATCH, Exit.MISMATCH
+    cause = Cause.MISMATCH
 
 
 class NonFiniteError(KdistTrainerError):
     """The loss is NaN or infinite, and the job says to stop then."""
 
-    cause, code = Cause.NAN, Exit.NONFINITE
+    cause = Cause.NAN
 
 
 class StorageError(KdistTrainerError):
     """The checkpoint storage failed a write that the run needs; a restart may find it healthy."""
 
-    cause, code = Cause.STORAGE, Exit.STORAGE
+    cause = Cause.STORAGE
 
 
 class DeviceFaultError(KdistTrainerError):
     """A GPU of this node has failed or is missing; on another node the job may train."""
 
-    cause, code = Cause.DEVICE, Exit.DEVICE
+    cause = Cause.DEVICE
 
 
 class NodeFaultError(KdistTrainerError):
     """This node has failed its health check; another node may train."""
 
-    cause, code, signature = Cause.NODE, Exit.NODE, HEALTH_CHECK
+    cause, signature = Cause.NODE, HEALTH_CHECK
 
 
 class Retry(KdistTrainerError):  # noqa: N818 - what a script says, not what went wrong
@@ -91,7 +94,7 @@ class Retry(KdistTrainerError):  # noqa: N818 - what a script says, not what wen
     job's limit of restarts.
     """
 
-    cause, code, signature = Cause.RETRY, Exit.RETRY, "retry"
+    cause, signature = Cause.RETRY, "retry"
 
 
 class ReplicasDifferError(KdistTrainerError):
@@ -99,13 +102,13 @@ class ReplicasDifferError(KdistTrainerError):
     ranks start again from the newest checkpoint.
     """
 
-    cause, code, signature = Cause.RETRY, Exit.RETRY, REPLICAS_DIFFER
+    cause, signature = Cause.RETRY, REPLICAS_DIFFER
 
 
 class PeersLostError(KdistTrainerError):
     """Other ranks were lost during a collective operation; their own nodes report the cause."""
 
-    cause, code, primary = Cause.NODE_LOST, Exit.PEERS_LOST, False
+    cause, primary = Cause.NODE_LOST, False
 
 
 def find(error: BaseException) -> Classification:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,8 +39,6 @@ from kdist_trainer.errors import KdistTrainerError
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.object_store.errors import ObjectStoreError
 
-_DISK = 74
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Answer one question about a folder.
@@ -60,9 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _print_log(given)
         document = _answer(given)
     except ObjectStoreError as error:  # it names the object
-        return _fail(str(error), _DISK)
+        return _fail(str(error), os.EX_IOERR)
     except OSError as error:
-        return _fail(f"{error.filename or given.folder}: {error.strerror or error}", _DISK)
+        return _fail(f"{error.filename or given.folder}: {error.strerror or error}", os.EX_IOERR)
     except (DamagedCheckpointError, KdistTrainerError) as error:
         return _fail(str(error), 1)
     out: TextIO = (

@@ -29,7 +29,7 @@ from typing import Any
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.manifest import Checkpoint, CheckpointDirectory, parse_name
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.config import Cause, Exit
+from kdist_trainer.config import Cause
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError
 from kdist_trainer.formats import NewerFormatError, stamp, take_format
 from kdist_trainer.formats.json_text import encode_json
@@ -46,7 +46,6 @@ class LockLostError(KdistTrainerError):
     """A later worker group of the run has locked the folder; this one must end."""
 
     cause = Cause.NODE_LOST
-    code = Exit.PEERS_LOST
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Exit codes and failure causes, shared by agents, ranks and the command line."""
+"""Exit codes and failure causes, shared by agents, ranks and the command line: which code a cause
+has, and whose fault it is. The words for causes are `GENERAL` in `causes/row.py`, those for codes
+in `tools/reference/exit_codes.py`.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ Exit codes: 0 answered, 2 usage, 74 the disk failed.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -14,8 +15,6 @@ from pathlib import Path
 
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.profiling import requests
-
-_DISK = 74
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             document = requests.read_progress(root, given.name)
     except OSError as error:
         sys.stderr.write(f"{error.filename or root}: {error.strerror or error}\n")
-        return _DISK
+        return os.EX_IOERR
     sys.stdout.write(encode_json(document, separators=(",", ":")) + "\n")
     return 0
 

@@ -44,12 +44,14 @@ def lr_factor(settings: config.Schedule, *, steps: int) -> Callable[[int], float
     def fraction(step: int) -> float:
         if step < warmup:
             return (step + 1) / (warmup + 1)
-        if settings.name == "constant":
-            return 1.0
         done = min(1.0, (step - warmup) / decay_steps)
-        if settings.name == "linear":
-            return final + (1 - final) * (1 - done)
-        return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
+        match settings.name:  # mypy finds a name without its case
+            case "constant":
+                return 1.0
+            case "linear":
+                return final + (1 - final) * (1 - done)
+            case "cosine":
+                return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
 
     return fraction
 
@@ -283,19 +285,12 @@ class Workload(ABC):
     def optimizer(self, model: nn.Module, settings: config.Optimizer) -> Optimizer:
         """Make the optimizer of the model's parameters; by default as job.yaml asks."""
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if settings.name == "sgd":
-            return torch.optim.SGD(
-                parameters,
-                lr=settings.learning_rate,
-                momentum=settings.momentum,
-                weight_decay=settings.weight_decay,
-            )
-        return torch.optim.AdamW(
-            parameters,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-        )
+        rate, decay = settings.learning_rate, settings.weight_decay
+        match settings.name:
+            case "sgd":
+                return torch.optim.SGD(parameters, rate, settings.momentum, weight_decay=decay)
+            case "adamw":
+                return torch.optim.AdamW(parameters, rate, settings.betas, weight_decay=decay)
 
     def scheduler(
         self, optimizer: Optimizer, settings: config.Schedule, *, steps: int

@@ -35,7 +35,7 @@ from kdist_trainer import log
 from kdist_trainer.metrics.metric import Kind, Metric
 from kdist_trainer.metrics.rank_metrics import StepStats, WallCategory
 from kdist_trainer.metrics.torch_internals import compile_seconds
-from kdist_trainer.processes.liveness import Heartbeat, Phase, heartbeat_path
+from kdist_trainer.processes.liveness import Heartbeat, Phase
 from kdist_trainer.processes.threads import OnError, start_thread
 
 MAX_RECORD = 1024
@@ -467,11 +467,7 @@ class _Script:
         self._last = started
         self._logged_at = -math.inf
         self._logged_samples = 0.0
-        self._heartbeat: Heartbeat | None = None
-        folder, local_rank = os.environ.get("KDIST_SCRATCH"), os.environ.get("LOCAL_RANK", "0")
-        if folder:
-            with contextlib.suppress(OSError, ValueError):
-                self._heartbeat = Heartbeat.attach(heartbeat_path(folder, local_rank))
+        self._heartbeat = Heartbeat.of_process()
 
     def take_step_seconds(self) -> float:
         """Seconds since the last call."""

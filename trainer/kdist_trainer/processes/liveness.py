@@ -20,6 +20,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -183,6 +184,15 @@ class Heartbeat:
             heartbeat._map, _OWNER_AT, os.getpid(), int(os.environ.get("KDIST_GENERATION", "0"))
         )
         return heartbeat
+
+    @classmethod
+    def of_process(cls) -> Heartbeat | None:
+        """Map that of the rank that this process is; None without an agent or a file."""
+        scratch, local_rank = os.environ.get("KDIST_SCRATCH"), os.environ.get("LOCAL_RANK", "0")
+        if scratch:
+            with suppress(OSError, ValueError):
+                return cls.attach(heartbeat_path(scratch, local_rank))
+        return None
 
     def beat(self, phase: Phase, step: int) -> None:
         """Write a heartbeat: the rank makes progress and is in `phase`, at `step`."""

@@ -41,7 +41,7 @@ from kdist_trainer.config import DEFAULT_KEEP, Checkpointing, Every, Keep, Train
 from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.metrics.transport import Reporter
-from kdist_trainer.processes.liveness import Heartbeat, Phase, heartbeat_path
+from kdist_trainer.processes.liveness import Heartbeat, Phase
 from kdist_trainer.processes.signals import StopCounter
 from kdist_trainer.script.state import ScriptObjects, ScriptState, StatefulObject
 
@@ -98,7 +98,7 @@ def open_manager(kind: type[Manager], config: Checkpointing) -> Manager | None:
         )
     # Before the folder is opened, which may fail for a reason that a restart outlasts: the agent
     # ends the job after a failure of a script that does not continue from checkpoints.
-    if (heartbeat := _attach()) is not None:
+    if (heartbeat := Heartbeat.of_process()) is not None:
         heartbeat.mark_checkpoints()
     job: dict[str, Any] = {}
     with suppress(OSError, ValueError, KeyError):
@@ -121,22 +121,13 @@ def sign_of_life() -> Callable[[], None]:
     """Return a function that tells the agent that this rank is saving and not hanging. It does
     nothing in a script that sends no heartbeats.
     """
-    heartbeat = _attach()
+    heartbeat = Heartbeat.of_process()
 
     def beat() -> None:
         if heartbeat is not None and (last := heartbeat.read()).count:
             heartbeat.beat(Phase.SAVE, last.step)
 
     return beat
-
-
-def _attach() -> Heartbeat | None:
-    """The heartbeat of this rank; None without an agent."""
-    scratch, local_rank = os.environ.get("KDIST_SCRATCH"), os.environ.get("LOCAL_RANK", "0")
-    if scratch:
-        with suppress(OSError, ValueError):
-            return Heartbeat.attach(heartbeat_path(scratch, local_rank))
-    return None
 
 
 class Checkpointer:

@@ -27,6 +27,7 @@ from kdist.status.documents import Document
 from kdist_controller.actions import Action, Changes, Notice
 from kdist_controller.observation import Observed
 from kdist_controller.resource import describe_differences
+from kdist_trainer.formats import seconds_left
 
 
 class Condition(NamedTuple):
@@ -315,11 +316,10 @@ def _goodput(observed: Observed) -> str | None:
 
 
 def _eta(status: JobStatus, now: float) -> str | None:
-    paces = [rank.step_seconds for rank in status.ranks if rank.step_seconds]
-    if not paces or status.step is None or not status.target_steps:
-        return None
-    end = now + max(0, status.target_steps - status.step) * max(paces)
-    return format_time(math.ceil(end / _ETA_SECONDS) * _ETA_SECONDS)
+    paces = (rank.step_seconds for rank in status.ranks)
+    left = seconds_left(status.step, status.target_steps, paces)
+    end = None if left is None else math.ceil((now + left) / _ETA_SECONDS) * _ETA_SECONDS
+    return None if end is None else format_time(end)
 
 
 def _phase_conditions(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from kdist_trainer.formats import seconds_left
+
 _MAX_LOSSES = 240
 _MAX_STEPS = 60
 
@@ -36,7 +38,7 @@ class StepHistory:
         """Estimate the seconds until step `target` from the pace of the recorded steps; None
         without a target or a pace, or if the last step is more than `max_age` seconds old.
         """
-        if not target or len(self._steps) < 2 or now - self._steps[-1][0] > max_age:
+        if len(self._steps) < 2 or now - self._steps[-1][0] > max_age:
             return None
         (since, first), (until, last) = self._steps[0], self._steps[-1]
-        return (target - last) * (until - since) / (last - first) if last > first else None
+        return seconds_left(last, target, [(until - since) / (last - first)])

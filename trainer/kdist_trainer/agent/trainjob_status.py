@@ -16,6 +16,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from kdist_trainer import log
+from kdist_trainer.formats import seconds_left
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.processes.threads import OnError, start_thread
 from kdist_trainer.rendezvous.configmap_client import REQUEST_SECONDS, ApiEndpoint
@@ -46,8 +47,7 @@ def describe(status: Mapping[str, Any]) -> dict[str, Any] | None:
     }
     if target:
         found["progressPercentage"] = min(100, 100 * step // target)
-        if isinstance(rank["step_seconds"], int | float):
-            left = max(0, target - step) * rank["step_seconds"]
+        if (left := seconds_left(step, target, [rank["step_seconds"]])) is not None:
             found["estimatedRemainingSeconds"] = min(round(left), 2**31 - 1)
     return found
 

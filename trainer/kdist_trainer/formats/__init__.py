@@ -1,6 +1,6 @@
 """What processes of different versions agree on: the formats of documents that one writes and
-another one may read, on a disk, in a ConfigMap or on a connection; and the names and the port that
-the command line and the trainer share.
+another one may read, on a disk, in a ConfigMap or on a connection; and the names, the port and the
+estimate of the time left that the command line, the controller and the trainer share.
 
 A document says its number in `format`; without one it is of format 1, that of version 0.1.0. A
 newer number than the reader knows is refused by `NewerFormatError` and the document is left as it
@@ -17,7 +17,7 @@ pickles, `digest` detects damage, `machine_faults` counts the faults of machines
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 FORMAT: Final = "format"
@@ -69,6 +69,14 @@ SAME_REQUEST_SECONDS: Final = 5.0
 """A signal so soon after the first one is the same request. A machine that shuts down, or a
 scheduler, signals every process of a run, and `kdist run` and the agents pass on what they get.
 """
+
+
+def seconds_left(step: int | None, target: int | None, paces: Iterable[object]) -> float | None:
+    """Estimate the seconds until step `target` from how long a step takes, the slowest of `paces`;
+    None if one of the three is unknown.
+    """
+    known = [pace for pace in paces if isinstance(pace, int | float) and pace]
+    return max(0, target - step) * max(known) if target and step is not None and known else None
 
 
 class NewerFormatError(ValueError):

@@ -13,8 +13,6 @@ from kdist.errors import Code, KdistError
 if TYPE_CHECKING:
     from kdist.deploy import Difference
 
-DIFFERENT = 1
-
 _COLORS = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -79,4 +77,4 @@ def command(
     for each in found:
         for line in each.lines():
             console.result(console.style(line, _COLORS.get(line[:1])))
-    return DIFFERENT
+    return Code.ERROR  # as above

@@ -19,6 +19,7 @@ from kdist.status import (
     documents,
     find_successor,
 )
+from kdist.status.pods import DONE, HANG, PEERS_LOST, STOPPED
 from kdist.units import count, size
 from kdist_trainer.causes.row import (
     ENDED_BY_ITSELF,
@@ -43,7 +44,7 @@ _NEED_A_TRACEBACK = (
 # the latter is of a pod whose node lost track of it
 _HANDLED_ELSEWHERE = ("OOMKilled", "ContainerStatusUnknown")
 _KILLED = (137, 143)  # by SIGKILL or SIGTERM
-_NODE_RESTARTED = 255  # of a container whose node was restarted
+NODE_RESTARTED = 255  # of a container whose node was restarted, with the reason `Unknown`
 _MEMORY_FIX = "raise spec.resources.memory, or lower train.microBatch or train.loader.workers"
 _FRESH = 1800.0  # seconds for which a failure is reported after the job has recovered
 
@@ -85,7 +86,7 @@ def find_memory_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     others = [
         each
         for each in ctx.pods
-        if each is not pod and each.record and each.record.code in (201, 202)
+        if each is not pod and each.record and each.record.code in (PEERS_LOST, HANG)
     ]
     evidence = [
         f"pod/{pod.name}: OOMKilled, exit code {end.code}"
@@ -165,7 +166,7 @@ def find_lost_peers(ctx: DiagnosticContext) -> Diagnosis | None:
 
 def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | None:
     counts = ctx.status.phase is Phase.FAILED or record.permanent or ctx.stuck
-    if record.code in (0, 200) or not counts:
+    if record.code in (DONE, STOPPED) or not counts:
         return None
     words, fix = _texts(record)
     if fix == CAUSES["user_code"].advice:
@@ -267,7 +268,7 @@ def find_crash(ctx: DiagnosticContext) -> Diagnosis | None:
         lines = [line for line in end.message.splitlines() if line.strip()][-_SHOWN_LINES:]
         previous = ["--previous"] if pod.ended is None else []
         fix = "see its log; the image must start kdist's trainer"
-        if end.code in _KILLED or end.code == _NODE_RESTARTED:
+        if end.code in _KILLED or end.code == NODE_RESTARTED:
             fix = "it was ended from outside: see the events of the pod and of its node" + (
                 f" {pod.node}" if pod.node else ""
             )

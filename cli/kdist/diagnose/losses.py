@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from kdist.diagnose.failures import EVICTIONS, FOLLOWS
+from kdist.diagnose.failures import EVICTIONS, FOLLOWS, NODE_RESTARTED
 from kdist.diagnose.rule import (
     Diagnosis,
     DiagnosticContext,
@@ -26,8 +26,6 @@ _OUTAGE: Final = 600.0
 """Seconds for which a pod that was deleted may explain what the others do, until they train."""
 _NOTICED: Final = 120.0
 """Seconds within which the others notice a loss: what ends a group later is something else."""
-_NODE_RESTARTED: Final = 255
-"""The exit code of a container whose node was restarted, with the reason `Unknown`."""
 _NODE_REASONS: Final = ("NodeLost", "Shutdown", "NodeShutdown", "Terminated")
 _ENDS: Final = ("Killing", "Preempted", "TaintManagerEviction", "Evicted", "NodeNotReady")
 """Events about a pod that exists no longer which tell of its end, or are the last of it."""
@@ -209,7 +207,7 @@ def _read_loss(ctx: DiagnosticContext, pod: Pod) -> _Loss | None:
         and not end.record
         and (
             end.reason == "ContainerStatusUnknown"
-            or (end.code == _NODE_RESTARTED and end.reason in ("Unknown", "Error", ""))
+            or (end.code == NODE_RESTARTED and end.reason in ("Unknown", "Error", ""))
         )
     )
     if not (of_node or (pod.over and pod.reason in _NODE_REASONS)):

@@ -20,7 +20,7 @@ from kdist.manifest import AVOID_LABEL, JOB_LABEL, MANAGED_BY, QUEUE_LABEL, REND
 from kdist.render.overlay import merge_overlay
 from kdist.render.storage import find_access, follow_training, list_fetches, list_variables
 from kdist.render.templates import TracedValue, read_template, trace_value
-from kdist.spec import INIT_MOUNT, TrainingJob, list_sources
+from kdist.spec import INIT_MOUNT, Exit, TrainingJob, list_sources
 from kdist.status import FETCHER
 from kdist_trainer.formats import METRICS_PORT
 from kdist_trainer.formats.json_text import encode_json
@@ -155,6 +155,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         **{f"{each}_limit": TracedValue(n, "spec.maxRestarts") for each, n in limits.items()},
         "backstop_seconds": TracedValue(limit, "spec"),
         "permanent_codes": backends.list_permanent_codes(),
+        "stopped_code": int(Exit.STOPPED),
         "rendezvous": placement.rendezvous,
         "rendezvous_suffix": RENDEZVOUS_SUFFIX,
         "exchange_secret": name_exchange_secret(job, placement),

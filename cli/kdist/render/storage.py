@@ -24,7 +24,7 @@ from kdist.spec import (
 )
 from kdist.status import FETCHER
 
-_OPEN_PORTS: Final = (443, 6443, 8443, 16443)  # those that every job's pods may reach
+_OPEN_PORTS: Final = (443, 6443, 8443, 16443)
 _HTTP_PORT: Final = 80  # at which clouds serve the credentials of a machine
 _IDENTITY_AGENT: Final = "169.254.170.23/32"  # of EKS, which serves the credentials of a pod
 
@@ -61,9 +61,9 @@ def is_mounted(job: TrainingJob) -> bool:
 def find_access(job: TrainingJob) -> dict[str, Any]:
     """What the pods need of the place where their checkpoints are and of the servers that they
     fetch from: `is_mounted` if they mount a volume for checkpoints, and what the NetworkPolicy has
-    to allow besides what every job may reach: the `ports` of servers, `is_http` for one at which
-    link-local addresses must stay closed, and `agent`, the address of an agent that gives a pod the
-    credentials of its service account.
+    to allow: the `open_ports` that every job's pods may reach, the further `ports` of servers,
+    `is_http` for one at which link-local addresses must stay closed, and `agent`, the address of an
+    agent that gives a pod the credentials of its service account.
     """
     ports: dict[int, str] = {}
     agent = None
@@ -74,6 +74,7 @@ def find_access(job: TrainingJob) -> dict[str, Any]:
             agent = TracedValue(_IDENTITY_AGENT, field)
     return {
         "is_mounted": is_mounted(job),
+        "open_ports": _OPEN_PORTS,
         "ports": [
             {"port": TracedValue(port, field), "is_http": port == _HTTP_PORT}
             for port, field in ports.items()

@@ -73,7 +73,7 @@ class NonfiniteLoss:
         return cls(steps, next((each.last for each in known if each.last), "")) if steps else None
 
 
-DONE, STOPPED, PEERS_LOST = 0, 200, 201
+DONE, STOPPED, PEERS_LOST, HANG = 0, 200, 201, 202  # of `Exit`, which is slow to import
 _MAX_TEXT = 1 << 16
 _MAX_NAME = 64
 

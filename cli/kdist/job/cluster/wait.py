@@ -30,6 +30,7 @@ from kdist.status import (
     read_pod,
     read_resource,
 )
+from kdist.status.pods import DONE, STOPPED
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -111,9 +112,8 @@ class PodExits:
     @property
     def failures(self) -> list[tuple[str, ExitRecord]]:
         """(pod, record) of each pod that ended with a failure instead of a save."""
-        return [
-            (pod, record) for pod, record in self.records.items() if record.code not in (0, 200)
-        ]
+        ended = (DONE, STOPPED)
+        return [each for each in self.records.items() if each[1].code not in ended]
 
 
 def wait_for_exit(

@@ -265,8 +265,8 @@ class TrainConfig(ConfigModel):
     join_window_seconds: Seconds = Field(
         10,
         description=(
-            "Seconds to wait for further nodes, so that they join together. The wait ends "
-            "once `nodes.max` is reached."
+            "Seconds that a node waits to join a running group, so that others join with it; none "
+            "once `nodes.max` is reached. It does not change how long a start waits."
         ),
     )
     collective_timeout_seconds: PositiveSeconds = Field(

@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 
 from kdist import load, render
+from kdist.commands.run import _HINT
 from kdist.events import Entry
 from kdist.job import local
 from kdist.job.local.progress import Progress
@@ -60,8 +61,7 @@ class Photographer:
             and progress.step >= self.recovered_at + 60
         ):
             command = f"$ kdist run {JOB.relative_to(HERE.parent)}"
-            hint = "Ctrl-C saves and stops; twice exits without saving"
-            view = live.from_progress(progress, hint=hint)
+            view = live.from_progress(progress, hint=_HINT)
             self.picture = Group(command, *self.lines, Frame(view))
             os.kill(os.getpid(), signal.SIGINT)
 

@@ -72,8 +72,8 @@ def merge(pages: Mapping[str, str], *, label: str = "pod") -> list[str]:
 
 PHASES = ("data_wait", "forward", "backward", "comm_exposed", "optimizer", "other")
 STRAGGLER_RATIO = 1.3
-"""A rank is slow when it is busy this many times as long as the median rank: the threshold of the
-alert KdistStraggler.
+"""A rank is slow when it is busy this many times as long as the median rank; `make generate` writes
+it into the alert KdistStraggler and the dashboards.
 """
 MAX_HEARTBEAT_AGE = 10.0
 """Seconds without a heartbeat, after which the views mark a rank as silent."""

@@ -1,0 +1,115 @@
+"""Facts of the code that templates, the chart, pages and modules which import little repeat are the
+same there: whoever changes one at its place learns from a failing test where else it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+import kdist.__main__
+from kdist import backends
+from kdist.agents.metrics import _BUSY_PHASES
+from kdist.diagnose.runtime import _REFUSED
+from kdist.errors import Code
+from kdist.render import find_pods
+from kdist.render.context import RENDEZVOUS_PORT
+from kdist.render.storage import _OPEN_PORTS
+from kdist.spec.validators import _OWN_FOLDERS, GPT_HEADS
+from kdist.status import pods
+from kdist_controller.__main__ import PORT
+from kdist_controller.node_recovery import AVOIDANCE
+from kdist_trainer.config import Exit
+from kdist_trainer.formats import METRICS_PORT
+from kdist_trainer.processes import shim
+from kdist_trainer.rendezvous.configmap_client import ACCOUNT
+from kdist_trainer.rendezvous.exchange import KEY_FILE
+from kdist_trainer.workloads.gpt import GptOptions
+from tests.house.tree import ROOT, files, python_files
+from tests.manifests.jobs import FULL, load, place
+
+OF_OTHERS = {"kdist.dev/monitoring"}
+"""Labels that users set on what is theirs."""
+
+
+def matches(pattern: str, *rooms: str) -> Iterator[tuple[Path, str]]:
+    """What a pattern finds in files of these rooms which people write: the file and each match."""
+    for path in files():
+        inside = path.relative_to(ROOT)
+        written = path.suffix not in {".json", ".png", ".svg"} and path.name != "requirements.txt"
+        if inside.parts[0] in rooms and written:
+            yield from ((inside, found) for found in re.findall(pattern, path.read_text()))
+
+
+def test_every_port_of_an_agent_and_of_the_controller_is_that_of_the_code() -> None:
+    rooms = ("Dockerfile", "README.md", "charts", "cli", "docs", "examples", "manifests", "tools")
+    ports = {str(METRICS_PORT), str(PORT), str(RENDEZVOUS_PORT)}
+    found = list(matches(r"\b(?:94|294)\d\d\b", *rooms))
+    assert [(str(path), port) for path, port in found if port not in ports] == []
+    assert {path.parts[0] for path, _ in found} >= {"Dockerfile", "charts", "cli", "docs"}
+
+
+def test_every_label_in_templates_charts_and_pages_is_one_of_the_code() -> None:
+    name = r"\bkdist\.dev/(?!v\d|schemas/)[a-z][a-z-]*"
+    code = "\n".join(path.read_text() for path in python_files("cli", "trainer"))
+    known = OF_OTHERS | set(re.findall(r'"(kdist\.dev/[a-z-]+)"', code))
+    found = list(matches(name, "manifests", "charts", "docs", "examples", "README.md"))
+    assert [(str(path), label) for path, label in found if label not in known] == []
+    assert {path.parts[0] for path, _ in found} >= {"manifests", "charts", "docs"}
+
+
+def test_exit_codes_are_those_of_the_tables_where_these_are_not_imported() -> None:
+    assert (pods.DONE, pods.STOPPED) == (Exit.DONE, Exit.STOPPED)
+    assert (pods.PEERS_LOST, pods.HANG) == (Exit.PEERS_LOST, Exit.HANG)
+    assert shim._STOPPED == Exit.STOPPED
+    assert kdist.__main__._INTERRUPTED == Code.INTERRUPTED
+
+
+def test_the_ports_that_every_pod_may_reach_are_named_alike_by_chart_and_pages() -> None:
+    chart = (ROOT / "charts/kdist/templates/controller.yaml").read_text()
+    of_servers = chart.partition("# The API server, at the ports that clusters give it.")[2]
+    listed = re.findall(r"- \{port: (\d+), protocol: TCP\}", of_servers.partition("{{-")[0])
+    assert tuple(map(int, listed)) == _OPEN_PORTS
+    words = ", ".join(map(str, _OPEN_PORTS[:-1])) + f" and {_OPEN_PORTS[-1]}"
+    for page in ("kubernetes.md", "networks.md"):
+        assert f"the ports {words}" in (ROOT / "docs/how-to" / page).read_text(), page
+
+
+def test_images_and_pods_have_one_user() -> None:
+    found = {user for _, user in matches(r"(?:USER |fsGroup: )(\d+)", "Dockerfile", "manifests")}
+    found |= {user for _, user in matches(r"(?:runAsUser|fsGroup): (\d+)", "charts")}
+    assert len(found) == 1
+
+
+def test_what_a_pod_mounts_is_what_the_overlay_and_the_agent_know() -> None:
+    job = load(FULL)
+    data = {each.mount_path for each in job.spec.data}
+    for kind in backends.NAMES:
+        (pod,) = [pod for each in place(job, kind) for pod in find_pods(each.document)]
+        name = backends.get(kind).container
+        (trainer,) = [each for each in pod["spec"]["containers"] if each["name"] == name]
+        assert name in pods._CONTAINERS
+        mounted = {each["mountPath"] for each in trainer["volumeMounts"]}
+        assert mounted - data <= {*_OWN_FOLDERS}, kind
+        assert str(ACCOUNT) in mounted
+        assert f"'path': '{KEY_FILE}'" in str(pod["spec"]["volumes"])
+
+
+def test_the_chart_avoids_nodes_as_the_controller_does_by_itself() -> None:
+    values = yaml.safe_load((ROOT / "charts/kdist/values.yaml").read_text())
+    hours = AVOIDANCE.seconds / 3600
+    assert values["controller"]["avoidNodes"] == {"faults": AVOIDANCE.faults, "hours": hours}
+
+
+def test_rules_of_the_chart_find_what_the_command_line_finds() -> None:
+    rules = ROOT / "charts/kdist/rules"
+    assert f'phase=~"{"|".join(_BUSY_PHASES)}"' in (rules / "recording.yaml").read_text()
+    alert = (rules / "alerts.yaml").read_text().partition("- alert: KdistConnectionsRefused")[2]
+    assert f"[10m])) > {_REFUSED}\n" in alert
+
+
+def test_the_heads_of_gpt_are_those_of_the_workload() -> None:
+    assert GptOptions.model_fields["heads"].default == GPT_HEADS

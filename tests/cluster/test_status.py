@@ -4,6 +4,9 @@ that cannot end by itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from tests.cluster.conftest import Job
@@ -32,6 +35,35 @@ def test_a_statefulset_that_is_done_is_taken_to_zero_pods_and_its_end_is_remembe
     )
     assert reported["step"] > 0
     namespace.kdist("wait", "digits", "--timeout", "20s")
+
+
+@pytest.mark.sampled
+@pytest.mark.needs("trainjob")
+def test_trainer_takes_the_progress_of_a_trainjob(
+    namespace: Namespace, calm: Job, cluster: Mapping[str, str]
+) -> None:
+    namespace.apply(calm(backend="trainjob", train={"steps": 600}))
+    (pod, *_) = namespace.until("a pod is there", lambda: namespace.pods("digits"))
+    names = {each["name"] for each in pod["spec"]["containers"][0]["env"]}
+    if cluster.get("KDIST_E2E") == "kubeconfig" and "KUBEFLOW_TRAINER_SERVER_URL" not in names:
+        pytest.skip("Trainer's feature TrainJobStatus is off")
+
+    def progress() -> dict[str, Any]:
+        status = namespace.get("trainjob", "digits").get("status", {})
+        found: dict[str, Any] = status.get("trainerStatus")
+        return found or {}
+
+    begun = namespace.until("Trainer knows the progress", progress)
+    assert begun["progressPercentage"] < 100
+    assert begun["estimatedRemainingSeconds"] > 0
+    namespace.kdist("wait", "digits", "--timeout", "300s")
+    ended = namespace.until(
+        "Trainer knows the end",
+        lambda: found if (found := progress())["progressPercentage"] == 100 else {},
+    )
+    values = {each["name"]: float(each["value"]) for each in ended["metrics"]}
+    assert values["step"] == namespace.status("digits")["step"]
+    assert values["loss"] > 0
 
 
 @pytest.mark.sampled

@@ -23,6 +23,8 @@ operator() {
   folder=$(mktemp -d -p "$CACHE")
   cp -r --no-preserve=mode "$(module_folder "$module")/$manifests/." "$folder"
   sed -i '/third-party\/jobset/d' "$folder/$overlay/kustomization.yaml" # trainer's would fetch JobSet, which is here by its own name
+  [[ $name != trainer ]] || # alpha: takes progress from pods
+    printf 'featureGates:\n  TrainJobStatus: true\n' >>"$folder/base/manager/controller_manager_config.yaml"
   kubectl kustomize "$folder/$overlay" >"$folder/all.yaml" 2>/dev/null
   image=$(sed -n 's/^        image: //p' "$folder/all.yaml" | head -1)
   if kubectl get deployments -A -o jsonpath='{.items[*].spec.template.spec.containers[*].image}' | grep -qw -- "$image"; then

@@ -5,12 +5,16 @@ costs no step.
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .check_ledger import assert_every_sample_once
+from kdist_trainer.stream import StreamSamples
+
+from .check_ledger import assert_every_sample_once, kept_steps
+from .code.streamed import EACH, SHARDS, make_stream
 from .training_run import TrainingRun, describe_job, kill
 
 BATCH = 48
@@ -96,6 +100,40 @@ def test_a_node_leaves_and_comes_back(
     )
     assert_joins_are_free(run)
     assert_every_sample_once(run.steps(), total=run.events("stopped")[-1]["step"] * BATCH)
+
+
+@pytest.mark.sampled
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_a_streaming_set_of_hugging_face_is_read_once_while_a_node_leaves_and_comes_back(
+    tmp_path: Path,
+) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    job = describe_elastic("streamed", 2, 3, epochs=EPOCHS, shards=3)
+    spec = job["spec"]
+    spec["code"] = str(Path(__file__).parent / "code")
+    del spec["train"]["epochs"]
+    named = {"workload": "streamed:Streamed", "options": {"notes": str(notes)}}
+    spec["train"] |= {**named, "steps": 1_000_000, "loader": {"workers": 2}}
+    with TrainingRun(tmp_path, job) as run:
+        lose_and_return(run, "node-1", 3, 2)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.output()
+    assert world_sizes(run)[-3:] == [3, 2, 3]
+    last = run.events("stopped")[-1]["step"]
+    assert_every_sample_once(run.steps(), total=last * BATCH)
+    counted = {(line["step"], line["generation"]) for line in kept_steps(run.steps())}
+    used: Counter[int] = Counter()
+    for line in (line for file in notes.iterdir() for line in file.read_text().splitlines()):
+        step, generation, *ids = map(int, line.split())
+        if (step, generation) in counted:
+            used.update(ids)
+    samples = StreamSamples(make_stream(), batch=BATCH, shards=3, seed=0)
+    assert used == Counter(int(samples[place]["id"]) for place in range(last * BATCH))
+    assert last * BATCH > SHARDS * EACH, "it ended in its first pass"
+    passes = last * BATCH // (SHARDS * EACH)
+    assert {used[number] for number in range(SHARDS * EACH)} <= {passes, passes + 1}
 
 
 @pytest.mark.processes

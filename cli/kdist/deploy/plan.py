@@ -91,7 +91,7 @@ def make_plan(
         raise KdistError(
             f"{name} has spec.suspend: true and is in queue {job.spec.queue}, but Kueue starts "
             "what is in its queues",
-            hint="remove spec.suspend and apply the job, then suspend it with `kdist suspend`",
+            hint=f"remove spec.suspend and apply the job, then: kdist suspend {name}",
             next_command="kdist explain spec.suspend",
         )
     folder = find_code(job, base)

@@ -8,13 +8,11 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kdist_trainer import log
 from kdist_trainer.agent import compile_cache
 from kdist_trainer.agent.compile_cache import INDUCTOR, CacheArchive, set_variables
 from kdist_trainer.agent.logs import place_of
@@ -37,14 +35,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
         monkeypatch.setenv(name, "")  # so that what is set is undone
         monkeypatch.delenv(name)
     return make_settings(tmp_path)
-
-
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
-    lines: list[str] = []
-    log.write_to(lambda line: lines.append(line.decode()))
-    yield lines
-    log.write_to(None)
 
 
 def with_cache(settings: Settings, where: str) -> Settings:

@@ -131,18 +131,27 @@ def test_asked_to_stop_it_waits_for_the_grace_at_most_and_asked_twice_no_more(
     assert ending.wait() == Exit.NONFINITE
 
 
-@pytest.mark.parametrize("urgent", [False, True])
-def test_the_progress_is_sent_after_the_record_is_written_and_not_in_a_hurry(
-    tmp_path: Path, exporter: Exporter, urgent: bool
+@pytest.mark.parametrize(
+    ("record", "requested", "sent"),
+    [(NAN, False, [(True, None)]), (NAN, True, []), (LOST, False, [])],
+    ids=["ended", "stopped", "tried-again"],
+)
+def test_the_progress_of_what_has_ended_is_sent_after_the_record_is_written(
+    tmp_path: Path,
+    exporter: Exporter,
+    record: dict[str, object],
+    requested: bool,
+    sent: list[tuple[bool, object]],
 ) -> None:
     seen: list[tuple[bool, object]] = []
     status: Any = SimpleNamespace(
         end=lambda: seen.append(((tmp_path / "exit.json").exists(), exporter.status()["exit"]))
     )
     stop = StopSignals()
-    stop.urgent = urgent
-    end(settings_in(tmp_path), LOST, stop=stop, exporter=exporter, status=status)
-    assert seen == ([] if urgent else [(True, None)])
+    stop.requested_at = time.monotonic() if requested else None
+    settings = settings_in(tmp_path, linger=1, grace=1)
+    end(settings, record, stop=stop, exporter=exporter, status=status)
+    assert seen == sent
 
 
 def test_the_grace_ends_the_wait(tmp_path: Path, exporter: Exporter) -> None:

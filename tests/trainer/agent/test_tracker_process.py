@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer import log
 from kdist_trainer.agent import tracker_process
 from kdist_trainer.agent.launch import end
 from kdist_trainer.agent.tracker_process import TrackerProcess
@@ -27,14 +26,6 @@ from tests.trainer.agent.test_settings import make_settings
 Start = Callable[[str], tuple[TrackerProcess, list[str]]]
 WAITS = "import sys\nsys.stdin.read()"
 HANGS = "import time\ntime.sleep(60)"
-
-
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
-    lines: list[str] = []
-    log.write_to(lambda line: lines.append(line.decode()))
-    yield lines
-    log.write_to(None)
 
 
 @pytest.fixture

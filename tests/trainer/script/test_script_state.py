@@ -341,7 +341,7 @@ def test_an_object_says_how_it_goes_on_at_another_number_of_ranks_or_is_refused(
     for size in (1, 3):
         with pytest.raises(CheckpointMismatchError) as raised:
             fixed.load(parts, 0, size)
-        told = f"positions of 2 ranks, and now there are {size}: stateful['sampler'] (Sampler)"
+        told = f"saved by 2 ranks, and the job has {size} now: stateful['sampler'] (Sampler)"
         assert told in str(raised.value)
     RankPart({}).load([Part({}, {}), Part({}, {})], 2, 3)
 

@@ -10,8 +10,7 @@ metrics that the agent serves (`kdist_trainer.metrics`), what a worker trains
 Read `launch` first, which runs an agent from start to exit; then `agent`, one round of which joins
 the rendezvous and runs a worker group, and `monitor`, which watches that group and kills what
 outlives its grace period. `termination` decides what follows. `worker_group` has the worker
-processes, also those that continue in the next group, or are started before there is one for them.
-`tracker_process` starts and watches the process of a tracker, `compile_cache` keeps what
-torch.compile has compiled, `trainjob_status` reports progress to Kubeflow Trainer. `forkserver` and
-`preload` only make processes start fast.
+processes, also those that continue in the next group. `tracker_process` starts and watches the
+process of a tracker, `compile_cache` keeps what torch.compile has compiled, `trainjob_status`
+reports progress to Kubeflow Trainer. `forkserver` and `preload` only make processes start fast.
 """

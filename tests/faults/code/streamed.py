@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -45,11 +46,12 @@ class Streamed(Workload):
         return model(ids[:, None] / 1000.0).square().sum(), len(ids)
 
     def _note(self, ids: list[int]) -> None:
-        frame = sys._getframe()
-        while frame.f_code is not trainer.train_step.__code__:
-            assert frame.f_back is not None
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code is not trainer.train_step.__code__:
             frame = frame.f_back
+        if frame is None:  # the passes before the first step
+            return
         ctx = frame.f_locals["ctx"]
-        line = " ".join(map(str, [ctx.state.step + 1, ctx.generation, *ids]))
+        line = " ".join(map(str, [ctx.state.step + 1, ctx.world.generation, *ids]))
         with Path(self.context.options["notes"], str(os.getpid())).open("a") as file:
             file.write(line + "\n")

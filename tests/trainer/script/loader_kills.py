@@ -249,7 +249,9 @@ def run(kind: str, workers: int, seed: int, folder: Path) -> tuple[str, bool]:
         )
         if not (notes / f"{start}-killed").exists():
             errors = [one.read_text() for one in folder.glob(f"error-{start}-*")]
-            expected = size == 3 and all(f"the job has {size} now: {NAMED}" in one for one in errors)
+            expected = size == 3 and all(
+                f"the job has {size} now: {NAMED}" in one for one in errors
+            )
             assert expected or not errors, f"start {start}: {errors[0]}"
             refused |= expected and bool(errors)
     counted: Counter[int] = Counter()

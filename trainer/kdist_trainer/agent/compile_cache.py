@@ -32,6 +32,7 @@ from kdist_trainer.agent.settings import Settings, digest_packages
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.manifest import COMPILED
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.config import TrainConfig
 from kdist_trainer.processes.threads import OnError, start_thread
 
 INDUCTOR: Final = "TORCHINDUCTOR_CACHE_DIR"
@@ -48,11 +49,21 @@ _COPY = re.compile(r"(?<=\w{40})/[^/]+$")  # of what a key is for; each machine 
 _MACHINE = re.compile(r"(model name|flags|Features|CPU part|Model)\s*:")
 
 
+def skip_headers(config: TrainConfig) -> bool:
+    """Have torch precompile no headers if kdist keeps compiled code, which is returned: they are
+    not in torch's cache, and it compiles them before it looks there. Before torch is imported.
+    """
+    if config.compile_cache == "off" or INDUCTOR in os.environ:
+        return False
+    os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+    return True
+
+
 def set_variables(settings: Settings) -> None:
     """Have ranks keep compiled code in the folder, unless the job or the user says otherwise."""
-    where = settings.config.compile_cache
-    if where == "off" or INDUCTOR in os.environ:
+    if not skip_headers(settings.config):
         return
+    where = settings.config.compile_cache
     root = tempfile.gettempdir() if where == "auto" else where
     base = Path(root, f"{_PREFIX}{os.geteuid()}")
     try:
@@ -69,8 +80,6 @@ def set_variables(settings: Settings) -> None:
         with suppress(OSError):
             _remove_unused(folder)
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path(os.environ[INDUCTOR], "triton")))
-    # torch keeps these outside of its cache, and compiles them before it looks for what is there
-    os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 
 def _remove_unused(folder: Path) -> None:

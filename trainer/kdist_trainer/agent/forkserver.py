@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kdist_trainer import log
+from kdist_trainer.agent import compile_cache
 from kdist_trainer.agent.settings import Settings, limit_threads
 from kdist_trainer.config import START_VARIABLES, TrainConfig
 from kdist_trainer.formats import SPAWNER
@@ -576,6 +577,7 @@ def main(config_path: Path, parent_pipe: Path) -> NoReturn:
     liveness.watch(parent_pipe)
     config = TrainConfig.read(config_path)
     limit_threads(config)
+    compile_cache.skip_headers(config)
     import_all(AGENT_MODULES)
     if config.train is not None:
         import_all(RANK_MODULES)

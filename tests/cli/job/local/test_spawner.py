@@ -78,3 +78,34 @@ def test_a_killed_agent_is_forked_again_and_starts_by_itself_where_nobody_forks_
     folder = run.folder("daemons")
     assert soon(lambda: not processes_of(folder)), processes_of(folder)
     assert not any(Path(f"/proc/{daemon}").exists() for daemon in daemons)
+
+
+WORKLOAD = """
+import pathlib
+from kdist_trainer.workloads.digits import Digits
+
+class Noting(Digits):
+    def loss(self, model, batch):
+        import torch._inductor.config as config
+
+        pathlib.Path("noted").write_text(str(config.cpp_cache_precompile_headers))
+        return super().loss(model, batch)
+"""
+
+
+@pytest.mark.sampled
+@pytest.mark.processes
+def test_what_imports_torch_in_advance_has_it_compile_no_headers_outside_of_the_cache(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "noting.py").write_text(WORKLOAD)
+    train = {"workload": "noting:Noting", "steps": 1, "globalBatch": 8}
+    job = {
+        "apiVersion": "kdist.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "noting"},
+        "spec": {"nodes": 1, "procsPerNode": 1, "code": ".", "train": train},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    start("job.yaml").wait(0)
+    assert (tmp_path / "noted").read_text() == "False"

@@ -61,6 +61,7 @@ def test_a_group_that_reaches_what_is_demanded_trains() -> None:
     assert [reported for reported, _ in run_group(check, 2, "1k", None)] == ["", ""]
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_group_that_does_not_is_reported_what_was_measured_and_the_slow_rank_says_it_first() -> (
     None

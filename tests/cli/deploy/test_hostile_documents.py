@@ -107,6 +107,7 @@ def check(api: Api, verb: Verb, result: Any) -> None:
             assert word not in body, f"{verb.words}: {asked.method} {asked.path} sends {word}"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: f"{verb.words} pods={verb.pods}")
 def test_no_command_does_what_only_a_config_map_says(
     api: Api, store: Store, applied: dict[str, Any], kdist: Kdist, verb: Verb

@@ -39,6 +39,7 @@ def test_an_error_of_the_gpu_is_tried_again(tmp_path: Path) -> None:
     assert "uncorrectable ECC error" in restart["failure"], "all nodes name what it was"
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_equal_faults_of_a_gpu_do_not_spend_the_restarts_of_the_job(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -59,6 +60,7 @@ def test_equal_faults_of_a_gpu_do_not_spend_the_restarts_of_the_job(tmp_path: Pa
     assert (last["limit"], last["total_restarts"]) == ("machines", 3)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_all_agents_count_the_faults_of_each_machine_and_ledger_and_record_name_it(
     tmp_path: Path,

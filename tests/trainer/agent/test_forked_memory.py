@@ -99,6 +99,7 @@ def test_a_fork_uses_no_gap_between_what_it_shares() -> None:
     assert shares[1] < 0.1
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="the heap is glibc's")
 def test_what_is_free_between_what_is_used_goes_back_to_the_system() -> None:

@@ -125,6 +125,7 @@ def test_a_rank_that_is_killed_while_its_peer_computes_or_connects_to_it_is_noti
         assert [one["cause"] for one in lab.ledger("failure")] == ["signal", "signal"]
 
 
+@pytest.mark.sampled
 def test_an_agent_that_is_killed_while_its_group_starts_costs_a_restart_each_time(
     tmp_path: Path,
 ) -> None:
@@ -239,6 +240,7 @@ def test_a_crash_loop_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
         assert [one["generation"] for one in lab.ledger("generation")] == [1, 2, 3, 4]
 
 
+@pytest.mark.sampled
 def test_a_crash_loop_on_a_refusing_disk_ends_as_well(tmp_path: Path) -> None:
     with Lab(tmp_path, entrypoint="crash", maxRestarts=3) as lab:
         lab.checkpoints.mkdir()

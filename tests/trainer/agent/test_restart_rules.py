@@ -33,6 +33,7 @@ def on_codes(action: str, operator: str, *values: int) -> dict[str, Any]:
     return {"action": action, "onExitCodes": {"operator": operator, "values": list(values)}}
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_an_error_that_is_ignored_starts_the_job_again_and_counts_against_nothing(
     tmp_path: Path,
@@ -48,6 +49,7 @@ def test_an_error_that_is_ignored_starts_the_job_again_and_counts_against_nothin
     assert restarts[0]["failure"] == "FarAway: the service (spec.restart.rules: Ignore)"
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_an_exit_code_that_counts_is_tried_again_up_to_the_jobs_limit(tmp_path: Path) -> None:
     rules = (on_codes("FailJob", "In", 9), on_codes("Count", "NotIn", 1))

@@ -317,6 +317,7 @@ def test_every_rank_of_a_script_learns_that_a_node_is_asked_to_end_and_when_it_i
             assert left == pytest.approx(deadline - at, abs=5)
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_job_that_is_active_for_too_long_is_asked_to_stop_and_fails_for_good(
     tmp_path: Path,

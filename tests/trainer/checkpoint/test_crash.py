@@ -202,6 +202,7 @@ def test_a_disk_that_refuses_any_single_call_fails_that_save_only(
     assert fail_at_every(call, error, cause, saver, old, tmp_path) > 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("times", "expected"),
     [

@@ -174,6 +174,7 @@ def enumerate_crashes(
     return counts
 
 
+@pytest.mark.sampled
 def test_whatever_a_crash_loses_old_or_new_remains(recording: Recording, tmp_path: Path) -> None:
     counts = enumerate_crashes(recording, tmp_path / "disk", stride=40, seeds=3)
     assert counts[OLD] > 100

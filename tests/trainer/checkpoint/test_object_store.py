@@ -316,6 +316,7 @@ def test_the_ledger_is_written_in_segments_and_read_as_one(server: S3Server) -> 
     assert len([one for one in names(server) if one.startswith("ledger/events")]) == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(HISTORIES))
 def test_through_random_faults_nothing_acknowledged_is_lost_and_nobody_wins_twice(
     server: S3Server, seed: int

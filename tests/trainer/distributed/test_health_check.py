@@ -35,6 +35,7 @@ def read_status(lab: Lab, node: str) -> dict[str, Any]:
         return found
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_node_that_fails_the_check_does_not_join_and_the_others_train(tmp_path: Path) -> None:
     with Lab(tmp_path, nodes=ELASTIC, preflight={"command": ["sh", "-c", _CHECK]}) as lab:

@@ -175,6 +175,7 @@ def form_groups(ports: list[int]) -> tuple[list[str], set[Listener], list[float]
     return met, ours, sums
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_ranks_keep_their_store_to_themselves_and_leave_no_listener_with_broken_groups() -> None:
     (met, left, sums), (_, _, others) = run_group(form_groups, 2, [pick_port() for _ in range(10)])

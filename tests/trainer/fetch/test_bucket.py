@@ -70,6 +70,7 @@ def test_a_request_that_fails_is_repeated(bucket: Bucket, tmp_path: Path, fault:
     assert bucket.fetch("set", tmp_path / "to").files == {"a": DATA, "b": b"b"}
 
 
+@pytest.mark.sampled
 def test_a_store_that_fails_for_long_is_an_error_to_retry(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("set.tar", DATA)
     assert bucket.server is not None

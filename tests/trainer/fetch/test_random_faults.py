@@ -34,6 +34,7 @@ def draw_files(generator: random.Random) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_files_come_whole_whatever_fails_and_whoever_is_killed(
     web: WebServer, bucket: Bucket, tmp_path: Path, seed: int

@@ -200,6 +200,7 @@ def test_a_process_that_lists_can_be_stopped(
     assert ended.stderr == ""
 
 
+@pytest.mark.sampled
 def test_progress_is_told_at_most_every_two_seconds(web: WebServer, tmp_path: Path) -> None:
     program = half_done(web, tmp_path / "to")
     assert program.process.stdout is not None

@@ -142,6 +142,7 @@ def test_a_connection_without_a_request_is_closed_without_a_response(exporter: E
         assert connection.recv(1) == b""
 
 
+@pytest.mark.sampled
 def test_a_client_that_sends_its_request_slowly_is_dropped_at_the_deadline(
     exporter: Exporter,
 ) -> None:

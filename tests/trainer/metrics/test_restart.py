@@ -19,6 +19,7 @@ from tests.trainer.tensorboard.drawn import steps
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.sampled
 def test_a_killed_worker_shows_in_the_metrics_and_no_counter_goes_back(tmp_path: Path) -> None:
     shown: Samples = {}
     with training(tmp_path, steps=150, checkpoint_steps=40, recovery="restart") as run:

@@ -54,6 +54,7 @@ def profiled(tmp_path: Path, *, steps: int = 3, ranks: tuple[int, ...] = ()) -> 
     return requests.read_progress(tmp_path / "checkpoints", (tmp_path / "asked").read_text())
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_all_ranks_record_the_same_steps_and_the_training_does_not_notice(tmp_path: Path) -> None:
     found = profiled(tmp_path / "asked")

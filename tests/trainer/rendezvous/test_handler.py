@@ -126,6 +126,7 @@ def test_another_run_in_the_same_store_is_another_rendezvous(tmp_path: Path) -> 
     there.leave()
 
 
+@pytest.mark.sampled
 def test_news_reports_newcomers_from_members_that_left(tmp_path: Path) -> None:
     first, second, third = (meet(tmp_path, low=2, high=3) for _ in range(3))
     meet_all([first, second])
@@ -144,6 +145,7 @@ def test_news_reports_newcomers_from_members_that_left(tmp_path: Path) -> None:
         node.leave()
 
 
+@pytest.mark.sampled
 def test_a_group_runs_once_its_round_is_complete(tmp_path: Path) -> None:
     first, second, third = (meet(tmp_path, low=2, high=3) for _ in range(3))
     joining = [threading.Thread(target=each.next_rendezvous) for each in (first, second)]
@@ -209,6 +211,7 @@ def test_nodes_of_one_address_are_ranked_by_their_index_whichever_came_first(
         node.leave()
 
 
+@pytest.mark.sampled
 def test_the_predecessor_of_a_restarted_agent_is_put_out_at_once(tmp_path: Path) -> None:
     dead, other = meet(tmp_path), meet(tmp_path)
     dead.next_rendezvous()

@@ -221,6 +221,7 @@ def test_a_change_that_an_old_copy_led_to_is_made_on_what_is_there_now(api: ApiS
     assert ours.compare_set("n", "1", "one") == b"3", "the old value is not there any more"
 
 
+@pytest.mark.sampled
 def test_an_agent_says_which_others_it_hears_while_it_works_and_while_it_waits(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

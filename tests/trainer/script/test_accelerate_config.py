@@ -21,6 +21,7 @@ num_processes: 8
 ASKED = {"mixed_precision: bf16", "distributed_type: FSDP", "dynamo_backend: INDUCTOR"}
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "environment", "lacks"),

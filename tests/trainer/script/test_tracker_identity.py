@@ -126,6 +126,7 @@ def test_the_first_run_of_mlflow_is_continued_in_the_experiment_that_the_script_
     assert named == second
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_search_that_fails_begins_a_curve_with_a_warning(tmp_path: Path) -> None:
     code = """
@@ -146,6 +147,7 @@ PARAMS = """
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_params_that_have_changed_stay_with_one_warning(tmp_path: Path) -> None:
     first = begin(tmp_path, PARAMS.replace("WORKERS", "2")).split()
@@ -160,6 +162,7 @@ def test_params_that_have_changed_stay_with_one_warning(tmp_path: Path) -> None:
     assert ended.stderr.count("tracker-params-kept") == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_run_that_cannot_be_continued_begins_a_curve_and_names_no_password(
     tmp_path: Path,

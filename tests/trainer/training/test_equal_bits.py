@@ -60,6 +60,7 @@ def test_a_single_rank_resumes_exactly_on_both_sides_of_an_epochs_end(tmp_path: 
     assert_resumes_are_exact(tmp_path, 1, [1, 4, 5, 8])
 
 
+@pytest.mark.sampled
 def test_two_ranks_with_four_shards_and_micro_batches_resume_exactly(tmp_path: Path) -> None:
     assert_resumes_are_exact(tmp_path, 2, [1, 4, 8], virtualShards=4, microBatch=2)
 
@@ -170,6 +171,7 @@ def leave_cold(ctx: TrainContext) -> None:
     """Not what the loop does: to see that it must."""
 
 
+@pytest.mark.sampled
 def test_without_the_warm_up_three_ranks_would_not_resume_exactly(tmp_path: Path) -> None:
     document = describe(checkpoint=EVERY_STEP, options=WIDE)
     folders = [tmp_path / "whole", tmp_path / "part"]

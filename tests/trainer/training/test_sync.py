@@ -90,6 +90,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_slow_steps_are_stopped_before_their_interval_is_over(tmp_path: Path) -> None:
     options = {"at_loss": 8, "on_rank": 1, "pause": 0.3}
@@ -143,6 +144,7 @@ def test_checkpoints_by_the_clock_are_saved_by_all_ranks(tmp_path: Path) -> None
     assert len(CheckpointDirectory(tmp_path / "checkpoints").committed()) >= 3
 
 
+@pytest.mark.sampled
 @pytest.mark.processes
 def test_a_run_of_which_nothing_is_said_saves_by_itself_and_tells_how_often(tmp_path: Path) -> None:
     document = describe(

@@ -98,6 +98,17 @@ def test_what_a_pod_mounts_is_what_the_overlay_and_the_agent_know() -> None:
         assert f"'path': '{KEY_FILE}'" in str(pod["spec"]["volumes"])
 
 
+def test_the_page_about_dead_nodes_says_when_their_pods_are_evicted() -> None:
+    (pod,) = [pod for each in place(load(FULL)) for pod in find_pods(each.document)]
+    lost = {
+        each["tolerationSeconds"]
+        for each in pod["spec"]["tolerations"]
+        if each["key"] == "node.kubernetes.io/unreachable"
+    }
+    page = (ROOT / "docs/how-to/dead-node.md").read_text()
+    assert {*map(int, re.findall(r"its pods are evicted (\d+) seconds later", page))} == lost
+
+
 def test_the_chart_avoids_nodes_as_the_controller_does_by_itself() -> None:
     values = yaml.safe_load((ROOT / "charts/kdist/values.yaml").read_text())
     hours = AVOIDANCE.seconds / 3600

@@ -278,6 +278,7 @@ def test_signals_that_come_together_are_one_request(
         signal.raise_signal(number)
         signal.raise_signal(number)
         assert signals.received == [number] * count
+        assert [kills for _, kills in signals.take()] == [False, True][:count]
     signal.signal(signal.SIGINT, before)
 
 

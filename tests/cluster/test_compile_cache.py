@@ -38,8 +38,9 @@ def test_a_new_pod_begins_with_what_the_lost_one_has_compiled(
         "a new pod trains",
         lambda: compiled(namespace, "compiled code is taken from", other_than=first["uid"]),
     )
-    record_property("seconds in torch.compile", (first["seconds"], second["seconds"]))
-    assert second["seconds"] < first["seconds"] / 2
+    again = second["seconds"] - first["seconds"]  # the counter goes on where the lost pod's was
+    record_property("seconds in torch.compile", (first["seconds"], again))
+    assert 0 < again < first["seconds"] / 5
 
 
 def compiled(namespace: Namespace, said: str, other_than: str = "") -> dict[str, Any]:

@@ -5,6 +5,7 @@ same there: whoever changes one at its place learns from a failing test where el
 from __future__ import annotations
 
 import re
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,11 @@ import yaml
 import kdist.__main__
 from kdist import backends
 from kdist.agents.metrics import _BUSY_PHASES
-from kdist.diagnose.runtime import _REFUSED
+from kdist.diagnose import RULES
+from kdist.diagnose.runtime import _REFUSED, find_nothing_wrong
+from kdist.drill.faults import _SCRIPT_SECONDS
 from kdist.errors import Code
+from kdist.events import RANK_PREFIX
 from kdist.render import find_pods
 from kdist.render.context import RENDEZVOUS_PORT
 from kdist.render.storage import _OPEN_PORTS
@@ -22,11 +26,16 @@ from kdist.spec.validators import _OWN_FOLDERS, GPT_HEADS
 from kdist.status import pods
 from kdist_controller.__main__ import PORT
 from kdist_controller.node_recovery import AVOIDANCE
-from kdist_trainer.config import Exit
-from kdist_trainer.formats import METRICS_PORT
+from kdist_trainer.agent.hangs import SCRIPT_SILENT_SECONDS
+from kdist_trainer.agent.restart_policy import _LIMITS
+from kdist_trainer.agent.tracker_process import PACKAGES
+from kdist_trainer.config import Cause, Exit, Training
+from kdist_trainer.config.exit_codes import CODES
+from kdist_trainer.formats import METRICS_PORT, prefix_rank
 from kdist_trainer.processes import shim
 from kdist_trainer.rendezvous.configmap_client import ACCOUNT
 from kdist_trainer.rendezvous.exchange import KEY_FILE
+from kdist_trainer.tracker.trackers import TRACKERS
 from kdist_trainer.workloads.gpt import GptOptions
 from tests.house.tree import ROOT, files, python_files
 from tests.manifests.jobs import FULL, load, place
@@ -120,6 +129,44 @@ def test_rules_of_the_chart_find_what_the_command_line_finds() -> None:
     assert f'phase=~"{"|".join(_BUSY_PHASES)}"' in (rules / "recording.yaml").read_text()
     alert = (rules / "alerts.yaml").read_text().partition("- alert: KdistConnectionsRefused")[2]
     assert f"[10m])) > {_REFUSED}\n" in alert
+
+
+def test_the_prefix_of_a_ranks_lines_is_found_by_the_command_line() -> None:
+    found = RANK_PREFIX.match(f"{prefix_rank(7)}text")
+    assert found is not None
+    assert (found.group(), found.group(2)) == (prefix_rank(7), "7")
+
+
+def test_a_drill_waits_for_a_script_as_long_as_its_silence_is_tolerated() -> None:
+    assert _SCRIPT_SECONDS == SCRIPT_SILENT_SECONDS
+
+
+def test_a_tracker_is_in_the_field_the_extras_and_the_table_or_in_none() -> None:
+    named = typing.get_args(typing.get_args(Training.model_fields["tracker"].annotation)[0])
+    assert set(named) == TRACKERS.keys() == PACKAGES.keys()
+
+
+def test_every_rule_of_why_is_in_the_order_of_all() -> None:
+    rule = re.compile(r"^def (find_\w+)\(ctx: DiagnosticContext\)", re.MULTILINE)
+    folder = ROOT / "cli/kdist/diagnose"
+    written = {each for path in folder.glob("*.py") for each in rule.findall(path.read_text())}
+    assert written == {each.__name__ for each in (*RULES, find_nothing_wrong)}
+
+
+def test_every_cause_ends_the_run_ends_it_when_it_repeats_or_comes_from_outside() -> None:
+    outside = {
+        Cause.NETWORK,
+        Cause.NODE_LOST,
+        Cause.PREEMPTED,
+        Cause.PREFLIGHT,
+        Cause.RENDEZVOUS,
+        Cause.RETRY,
+        Cause.STORAGE,
+    }
+    final = {cause for cause, code in CODES.items() if not code.retryable}
+    final |= {Cause.BUDGET, Cause.COLLECTIVE_MISMATCH, Cause.DEADLINE}  # with a code of others
+    assert outside & (final | _LIMITS.keys()) == set()
+    assert outside | final | _LIMITS.keys() == set(Cause)
 
 
 def test_the_heads_of_gpt_are_those_of_the_workload() -> None:

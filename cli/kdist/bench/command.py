@@ -11,6 +11,7 @@ import click
 from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import Code, KdistError, UsageError
+from kdist_trainer.formats import MAX_NODES
 from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _number(
 )
 @click.option(
     "--nodes",
-    type=click.IntRange(1, 4096),
+    type=click.IntRange(1, MAX_NODES),
     metavar="N",
     help="Number of nodes (default: the job's, else 1).",
 )

@@ -48,7 +48,7 @@ def command(
     Examples:
       kdist port-forward digits                 then: curl localhost:9401/status
       kdist port-forward digits 8080:9401 --rank 3
-      kdist port-forward digits tensorboard     then: http://localhost:6006
+      kdist port-forward digits tensorboard     then open the address that it prints
       kdist port-forward digits :tensorboard    (a free local port)
     """
     shows_tensorboard = any(_TENSORBOARD.fullmatch(each) for each in ports)

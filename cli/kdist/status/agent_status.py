@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from kdist.status import documents
 from kdist.status.pods import ExitRecord
 from kdist.units import count
+from kdist_trainer.formats import MAX_NODES
 
 RUNNING_STATES = ("running", "checkpointing")
 JOINING_STATES = ("pending", "rendezvous", "initializing")
@@ -349,7 +350,6 @@ def _first(values: Iterable[_T | None]) -> _T | None:
 
 RANKS: Final = 256
 """Ranks of one agent, which are those of one node."""
-PEERS: Final = 4096
 _MOST_FAULTS: Final = 1_000_000
 _WORD: Final = 64
 _LINE: Final = 256
@@ -457,7 +457,7 @@ def _trim_failure(document: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _trim_peers(document: Mapping[Any, Any]) -> dict[str, Any]:
     names = {
-        name: [each for each in documents.texts(document, name) if len(each) <= _WORD][:PEERS]
+        name: [each for each in documents.texts(document, name) if len(each) <= _WORD][:MAX_NODES]
         for name in ("heard", "silent")
     }
     return {**_scalars(document, ("age_seconds",)), **names}

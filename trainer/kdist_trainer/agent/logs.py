@@ -42,7 +42,7 @@ from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.manifest import LOGS, LogSegment, list_segments
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import count_bytes
-from kdist_trainer.formats import LIVE_VIEW, LOG_FILE
+from kdist_trainer.formats import LIVE_VIEW, LOG_FILE, prefix_rank
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
 from kdist_trainer.ipc.output import EARLY, EVENTS, STREAMS, pipe_path
@@ -138,7 +138,7 @@ class RankLines:
 
     def begin(self, rank: int, *, generation: int = 0) -> None:  # noqa: ARG002 - as for events
         """Prefix the following output with this rank."""
-        self._prefix = b"[rank%d]: " % rank
+        self._prefix = prefix_rank(rank).encode()
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add output; returns the lines that are complete now, and those that are due."""
@@ -311,7 +311,7 @@ class RankEvents:
 
     def begin(self, rank: int, *, generation: int) -> None:
         """The following events are of this rank and generation."""
-        self._prefix = b"[rank%d]: " % rank
+        self._prefix = prefix_rank(rank).encode()
         self._known = {"rank": rank, "generation": generation}
 
     def feed(self, data: bytes) -> list[bytes]:

@@ -29,10 +29,12 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+from kdist_trainer.formats import MAX_NODES
+
 Seconds = Annotated[int, Field(ge=0, le=31_536_000)]
 PositiveSeconds = Annotated[int, Field(ge=1, le=31_536_000)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
-NodeCount = Annotated[int, Field(ge=1, le=4096)]
+NodeCount = Annotated[int, Field(ge=1, le=MAX_NODES)]
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 
 _UNITS = {

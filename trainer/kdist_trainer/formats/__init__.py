@@ -1,6 +1,6 @@
 """What processes of different versions agree on: the formats of documents that one writes and
-another one may read, on a disk, in a ConfigMap or on a connection; and the names, the port and the
-estimate of the time left that the command line, the controller and the trainer share.
+another one may read, on a disk, in a ConfigMap or on a connection; and the names, the port, the
+limits and the estimate of the time left that command line, controller and trainer share.
 
 A document says its number in `format`; without one it is of format 1, that of version 0.1.0. A
 newer number than the reader knows is refused by `NewerFormatError` and the document is left as it
@@ -45,6 +45,8 @@ JOB_API_VERSION: Final = "kdist.dev/v1alpha1"
 CLI_API_VERSION: Final = "cli.kdist.dev/v1"
 """The `apiVersion` of report.json, and of what `-o json` prints."""
 
+MAX_NODES: Final = 4096
+"""Nodes of a job."""
 METRICS_PORT: Final = 9401
 """Port on which an agent serves its metrics and its status, unless it is started with another."""
 RUN: Final = "kdist.dev/run"
@@ -69,6 +71,11 @@ SAME_REQUEST_SECONDS: Final = 5.0
 """A signal so soon after the first one is the same request. A machine that shuts down, or a
 scheduler, signals every process of a run, and `kdist run` and the agents pass on what they get.
 """
+
+
+def prefix_rank(rank: int) -> str:
+    """What a line of a rank's output begins with in the log of its node."""
+    return f"[rank{rank}]: "
 
 
 def seconds_left(step: int | None, target: int | None, paces: Iterable[object]) -> float | None:

@@ -21,7 +21,7 @@ from kdist_trainer.errors import hide_userinfo
 from kdist_trainer.processes import liveness
 from kdist_trainer.script.tracker_identity import identify
 from kdist_trainer.tracker.committed import CommittedSteps
-from kdist_trainer.tracker.trackers import Mlflow, Wandb
+from kdist_trainer.tracker.trackers import TRACKERS
 
 _POLL_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 120.0
@@ -48,10 +48,10 @@ def main() -> None:
 def follow(config: TrainConfig, root: StoragePath, *, ended: bool) -> None:
     """Send the steps that the tracker does not have, and further ones as they come to count."""
     train = config.to_job()["train"]
-    begin: type[Wandb | Mlflow] = Wandb if train["tracker"] == "wandb" else Mlflow
     folder = root if isinstance(root, Path) else os.environ["KDIST_SCRATCH"]
     os.environ.setdefault("WANDB_DIR", str(folder))
-    tracker = begin(config.name, identify(os.environ["KDIST_RUN_ID"], 0), train)
+    identity = identify(os.environ["KDIST_RUN_ID"], 0)
+    tracker = TRACKERS[train["tracker"]](config.name, identity, train)
     if url := hide_userinfo(tracker.url):
         sys.stdout.write(f"{url}\n")
         sys.stdout.flush()

@@ -125,6 +125,10 @@ class Mlflow:
         self._end("FINISHED" if done else "KILLED")
 
 
+TRACKERS: Final[Mapping[str, type[Wandb | Mlflow]]] = {"wandb": Wandb, "mlflow": Mlflow}
+"""By their names in job.yaml."""
+
+
 def _name(name: str) -> str:
     """The name of a metric or a param as MLflow takes it."""
     return _REFUSED.sub("_", name)

@@ -30,6 +30,7 @@ from kdist_trainer.numerics.rng import FETCH, STEP, WEIGHTS, Generators, derive
 from kdist_trainer.parallel.buffers import Buffers
 from kdist_trainer.state import (
     Attributes,
+    BufferNames,
     describe,
     describe_changed,
     load_state,
@@ -262,12 +263,12 @@ class _Checks:
         if any(map(is_lazy, fresh.parameters())):
             return  # a training gives them their shape before it loads
         other = self.workload.optimizer(fresh, Optimizer())
-        names = {"absent": changes["absent"], "made": changes["made"]}
+        names = BufferNames(changes["absent"], changes["made"])
         try:
-            made = template(fresh, other, describe(saved), **names)
+            made = template(fresh, other, describe(saved), buffers=names)
             problems = fill(made, saved)
             if not problems:
-                load_state(fresh, other, made, **names)
+                load_state(fresh, other, made, buffers=names)
         except Exception as error:  # noqa: BLE001 - of the user's own load_state_dict, set_extra_state …
             place = find_place(error)
             problems = [f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"]

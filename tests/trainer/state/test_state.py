@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kdist_trainer import state
 from kdist_trainer.errors import ConfigError
-from kdist_trainer.state import StateMismatchError, ValueKind
+from kdist_trainer.state import BufferNames, StateMismatchError, ValueKind
 
 
 class Net(nn.Module):
@@ -196,10 +196,10 @@ def test_a_new_process_continues_with_what_another_has_saved(
     kinds = {name: ValueKind(*one) for name, one in described.items()}
     made = MADE if model_of is not tied else ()
     before = copy.deepcopy(state.read_state(receiver, receiving))
-    empty = state.template(receiver, receiving, kinds, made=made)
+    empty = state.template(receiver, receiving, kinds, buffers=BufferNames(made=made))
     assert_equal(state.read_state(receiver, receiving), before)
     read_like(saved, empty)
-    state.load_state(receiver, receiving, empty, made=made)
+    state.load_state(receiver, receiving, empty, buffers=BufferNames(made=made))
     assert_equal(state.read_state(receiver, receiving), state.read_state(sender, sending))
     for model, optimizer in ((sender, sending), (receiver, receiving)):
         train(model, optimizer)
@@ -227,7 +227,8 @@ def test_what_a_plain_model_has_saved_is_loaded_into_a_compiled_one_and_back() -
         theirs = adamw(one)
         train(one, theirs)
         mine = adamw(other)
-        state.load_state(other, mine, copy.deepcopy(state.read_state(one, theirs)), made=MADE)
+        saved = copy.deepcopy(state.read_state(one, theirs))
+        state.load_state(other, mine, saved, buffers=BufferNames(made=MADE))
         assert_equal(state.read_state(other, mine), state.read_state(one, theirs))
 
 
@@ -272,7 +273,8 @@ def test_a_buffer_becomes_none_where_the_saved_one_was() -> None:
     with pytest.raises(StateMismatchError, match=r"model\.late is missing"):
         state.load_module(model, saved)
     assert state.absent_buffers(other) == ["late"]
-    state.load_module(model, saved, absent=state.absent_buffers(other))
+    absent = state.absent_buffers(other)
+    state.load_module(model, saved, buffers=BufferNames(absent))
     assert model.late is None
 
 

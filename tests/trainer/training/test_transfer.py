@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kdist_trainer.distributed.world import World
-from kdist_trainer.state import describe
+from kdist_trainer.state import BufferNames, describe
 from kdist_trainer.training import regroup
 from tests.trainer.training.group import run_group
 
@@ -67,7 +67,7 @@ def receive_states() -> tuple[str | None, str | None, float]:
             checkpointing=SimpleNamespace(training=training),
         )
         kinds = world.broadcast_object(describe(regroup.held_values(ctx)), source=1)
-        described = {"kinds": kinds, "absent": (), "made": ()}
+        described = {"kinds": kinds, "buffers": BufferNames()}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 regroup, "load_values", lambda _, values, __: training.values.update(values)

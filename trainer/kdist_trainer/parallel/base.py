@@ -4,7 +4,7 @@ for all strategies.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kdist_trainer import state
-from kdist_trainer.state import ValueKind
+from kdist_trainer.state import AS_NEW, BufferNames, ValueKind
 
 
 class Strategy:
@@ -61,12 +61,7 @@ class Strategy:
         return state.read_state(self.module, optimizer)
 
     def template(
-        self,
-        saved: Mapping[str, ValueKind],
-        optimizer: Optimizer,
-        *,
-        absent: Collection[str] = (),
-        made: Collection[str] = (),
+        self, saved: Mapping[str, ValueKind], optimizer: Optimizer, *, buffers: BufferNames = AS_NEW
     ) -> dict[str, Any]:
         """A state as `state_dict` returns it, of the shape that was saved: a checkpoint fills it,
         and `load_state_dict` loads it. Collective if sharded.
@@ -74,25 +69,19 @@ class Strategy:
         Args:
             saved: What the whole checkpoint holds, by flat name.
             optimizer: The optimizer.
-            absent: Names of the buffers that are to be None.
-            made: Names of the buffers that training has made.
+            buffers: How its buffers differ from a new model's.
         """
-        return state.template(self.module, optimizer, saved, absent=absent, made=made)
+        return state.template(self.module, optimizer, saved, buffers=buffers)
 
     def load_state_dict(
-        self,
-        values: dict[str, Any],
-        optimizer: Optimizer,
-        *,
-        absent: Collection[str] = (),
-        made: Collection[str] = (),
+        self, values: dict[str, Any], optimizer: Optimizer, *, buffers: BufferNames = AS_NEW
     ) -> None:
         """Load all of a state that `state_dict` or `template` returned. Collective if sharded.
 
         Raises:
             StateMismatchError: If it is of another model or optimizer; nothing is loaded then.
         """
-        state.load_state(self.module, optimizer, values, absent=absent, made=made)
+        state.load_state(self.module, optimizer, values, buffers=buffers)
 
     def full_state_dict(self) -> dict[str, Any]:
         """The whole model's state by full names, every tensor whole and on the CPU.

@@ -8,7 +8,7 @@ replicates across nodes: gathering stays on the fast links, and only gradients c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,7 @@ from kdist_trainer import state
 from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.parallel.base import Strategy
-from kdist_trainer.state import ValueKind
+from kdist_trainer.state import AS_NEW, BufferNames, ValueKind
 
 
 class Sharded(Strategy):
@@ -72,25 +72,20 @@ class Sharded(Strategy):
                 module.reshard()
 
     def template(
-        self,
-        saved: Mapping[str, ValueKind],
-        optimizer: Optimizer,
-        *,
-        absent: Collection[str] = (),
-        made: Collection[str] = (),
+        self, saved: Mapping[str, ValueKind], optimizer: Optimizer, *, buffers: BufferNames = AS_NEW
     ) -> dict[str, Any]:
         """A state of the saved shape, each tensor as this rank's shard of it.
 
         How an optimizer shards what has another shape than its parameter, only the optimizer knows:
         it takes a step that changes no weight then.
         """
-        found = state.template(self.module, optimizer, saved, absent=absent, made=made)
+        found = state.template(self.module, optimizer, saved, buffers=buffers)
         if not optimizer.state and any(
             isinstance(value, Tensor) and value.ndim and not isinstance(value, DTensor)
             for _, value in state.flatten(found["optimizer"]["state"]).values()
         ):
             get_optimizer_state_dict(self.module, optimizer)
-            return state.template(self.module, optimizer, saved, absent=absent, made=made)
+            return state.template(self.module, optimizer, saved, buffers=buffers)
         return found
 
     def full_state_dict(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ without gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,7 +31,7 @@ from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.numerics.precision import Precision
 from kdist_trainer.parallel.ddp import Replicated
-from kdist_trainer.state import ValueKind, read_module
+from kdist_trainer.state import AS_NEW, BufferNames, ValueKind, read_module
 from kdist_trainer.torch_internals import own_buffers, own_parameters
 
 
@@ -289,20 +289,15 @@ class Pipeline(Replicated):
         ]
 
     def template(
-        self, saved: Mapping[str, ValueKind], optimizer: Optimizer, **buffers: Collection[str]
+        self, saved: Mapping[str, ValueKind], optimizer: Optimizer, *, buffers: BufferNames = AS_NEW
     ) -> dict[str, Any]:
         """This stage's part: buffers of other stages are not made here."""
         elsewhere = {f"model.{name}" for name in self._elsewhere}
         own = {name: kind for name, kind in saved.items() if name not in elsewhere}
-        return super().template(own, optimizer, **buffers)
+        return super().template(own, optimizer, buffers=buffers)
 
     def load_state_dict(
-        self,
-        values: dict[str, Any],
-        optimizer: Optimizer,
-        *,
-        absent: Collection[str] = (),
-        made: Collection[str] = (),
+        self, values: dict[str, Any], optimizer: Optimizer, *, buffers: BufferNames = AS_NEW
     ) -> None:
         own = {name for name, _ in self.module.named_parameters()}
         groups = [
@@ -310,7 +305,8 @@ class Pipeline(Replicated):
             for group in values["optimizer"]["param_groups"]
         ]
         part = {**values, "optimizer": {**values["optimizer"], "param_groups": groups}}
-        super().load_state_dict(part, optimizer, absent={*absent, *self._elsewhere}, made=made)
+        buffers = buffers._replace(absent={*buffers.absent, *self._elsewhere})
+        super().load_state_dict(part, optimizer, buffers=buffers)
 
     def full_state_dict(self) -> dict[str, Any]:
         parts: list[Any] = [None] * self.stages.size()

@@ -350,7 +350,7 @@ class ScriptObjects:
                 if flat.startswith(prefix)
             }
             model = {flat: kind for flat, kind in kinds.items() if flat.startswith("model.")}
-            made = state.template(self._module, each, own | model, **buffers)
+            made = state.template(self._module, each, own | model, buffers=buffers)
             found["model"] = made["model"]
             return made["optimizer"]
 
@@ -373,7 +373,7 @@ class ScriptObjects:
         names = self.names()
         optimizers = _flat(self.optimizers, saved["optimizer"])
         buffers = self._buffer_names(notes)
-        state.load_module(self._module, saved["model"], **buffers)
+        state.load_module(self._module, saved["model"], buffers=buffers)
         for name, each in self.optimizers.items():
             state.load_optimizer(each, names, optimizers[name])
         for kind, keepers in self.keepers.items():
@@ -386,7 +386,7 @@ class ScriptObjects:
         names = self.names()
         optimizers = _flat(self.optimizers, saved["optimizer"])
         buffers = self._buffer_names(notes)
-        problems = state.find_module_problems(self._module, saved["model"], **buffers)
+        problems = state.find_module_problems(self._module, saved["model"], buffers=buffers)
         for name, each in self.optimizers.items():
             found = state.find_optimizer_problems(each, names, optimizers[name])
             problems += [f"{_title(name)}: {one}" for one in found]
@@ -400,11 +400,8 @@ class ScriptObjects:
             if isinstance(value, Tensor) and name not in parameters
         }
 
-    def _buffer_names(self, notes: Mapping[str, Any]) -> dict[str, list[str]]:
-        return {
-            "absent": notes.get("absent_buffers", []),
-            "made": notes.get("made_buffers", []),
-        }
+    def _buffer_names(self, notes: Mapping[str, Any]) -> state.BufferNames:
+        return state.BufferNames(notes.get("absent_buffers", []), notes.get("made_buffers", []))
 
 
 class _Modules(nn.Module):

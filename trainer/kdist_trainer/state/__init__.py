@@ -38,6 +38,8 @@ from kdist_trainer.state.loading import (
     template,
 )
 from kdist_trainer.state.names import (
+    AS_NEW,
+    BufferNames,
     BufferSlot,
     absent_buffers,
     buffer_slots,
@@ -46,8 +48,10 @@ from kdist_trainer.state.names import (
 )
 
 __all__ = [
+    "AS_NEW",
     "EXTRA",
     "Attributes",
+    "BufferNames",
     "BufferSlot",
     "StateMismatchError",
     "ValueKind",

@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 from kdist_trainer.errors import CheckpointMismatchError, ConfigError
 from kdist_trainer.state.kinds import Path, ValueKind, find_differences, flatten, kind_of, put
 from kdist_trainer.state.names import (
+    AS_NEW,
+    BufferNames,
     Names,
     Naming,
     absent_buffers,
@@ -112,8 +114,7 @@ def load_state(
     optimizer: Optimizer,
     state: Mapping[str, Any],
     *,
-    absent: Collection[str] = (),
-    made: Collection[str] = (),
+    buffers: BufferNames = AS_NEW,
 ) -> None:
     """Load what `read_state` has returned, all of it. No step is taken.
 
@@ -121,45 +122,39 @@ def load_state(
         module: The module, which may be wrapped otherwise.
         optimizer: Its optimizer.
         state: The state. The optimizer's tensors become its own, without a copy.
-        absent: Names of the buffers that are to be None.
-        made: Names of the buffers that training has made: a new module does not have them, or has
-            them in another shape.
+        buffers: How its buffers differ from a new module's.
 
     Raises:
         StateMismatchError: If it is of another model or optimizer.
     """
     names = parameter_names(module)
-    problems = find_module_problems(module, state["model"], absent=absent, made=made)
+    problems = find_module_problems(module, state["model"], buffers=buffers)
     problems += find_optimizer_problems(optimizer, names, state["optimizer"])
     if problems:
         raise StateMismatchError(problems)
-    load_module(module, state["model"], absent=absent, made=made)
+    load_module(module, state["model"], buffers=buffers)
     load_optimizer(optimizer, names, state["optimizer"])
 
 
 def load_module(
-    module: nn.Module,
-    values: Mapping[str, Any],
-    *,
-    absent: Collection[str] = (),
-    made: Collection[str] = (),
+    module: nn.Module, values: Mapping[str, Any], *, buffers: BufferNames = AS_NEW
 ) -> None:
     """Load what `read_module` has returned; see `load_state`."""
-    problems = find_module_problems(module, values, absent=absent, made=made)
+    problems = find_module_problems(module, values, buffers=buffers)
     if problems:
         raise StateMismatchError(problems)
     naming = Naming(module)
     values = {unwrapped(name): value for name, value in values.items()}
     # the module gets the buffers that the values have: some become None, some become tensors
     device = next((one.device for one in module.parameters()), torch.device("cpu"))
-    missing = set(made)
+    missing = set(buffers.made)
     for slot in buffer_slots(module):
         missing.discard(slot.name)
         own, value = slot.tensor, values.get(slot.name)
-        if value is None and slot.name in absent and slot.is_saved:
+        if value is None and slot.name in buffers.absent and slot.is_saved:
             own_buffers(slot.owner)[slot.key] = None
         elif isinstance(value, Tensor) and (
-            own is None or (slot.name in made and kind_of(own) != kind_of(value))
+            own is None or (slot.name in buffers.made and kind_of(own) != kind_of(value))
         ):
             own_buffers(slot.owner)[slot.key] = torch.empty_like(
                 value, device=device if own is None else own.device
@@ -215,24 +210,21 @@ def named_parameters(optimizer: Optimizer, names: Names) -> dict[str, Tensor]:
 
 
 def find_module_problems(
-    module: nn.Module,
-    values: Mapping[str, Any],
-    *,
-    absent: Collection[str] = (),
-    made: Collection[str] = (),
+    module: nn.Module, values: Mapping[str, Any], *, buffers: BufferNames = AS_NEW
 ) -> list[str]:
     """Why these values cannot be loaded into a module; empty if they can."""
     own = {name: _kind(name, value) for name, value in read_module(module).items()}
     saved = {unwrapped(name): _kind(name, value) for name, value in values.items()}
     slots = {one.name: one.tensor for one in buffer_slots(module)}
     for name in list(own):
-        if name in absent and name in slots and name not in saved:
+        if name in buffers.absent and name in slots and name not in saved:
             del own[name]  # it will be None
     own |= {
         name: kind
         for name, kind in saved.items()
         # it will be made
-        if kind.kind == "tensor" and (name in made or (name in slots and slots[name] is None))
+        if kind.kind == "tensor"
+        and (name in buffers.made or (name in slots and slots[name] is None))
     }
     return [f"model.{problem}" for problem in find_differences(own, saved)]
 
@@ -313,8 +305,7 @@ def template(
     optimizer: Optimizer,
     saved: Mapping[str, ValueKind],
     *,
-    absent: Collection[str] = (),
-    made: Collection[str] = (),
+    buffers: BufferNames = AS_NEW,
 ) -> dict[str, Any]:
     """A state of the saved shape, to be filled with the saved values and loaded by `load_state`.
     Nothing changes.
@@ -323,7 +314,7 @@ def template(
     is allocated: optimizer states and buffers that are None. What is no tensor is None until it is
     filled. Where the model differs from what was saved it is in the template as it is, so that a
     comparison by names finds it. Of what was `saved`, by flat name, only model and optimizer count;
-    for `absent` and `made` see `load_state`.
+    for `buffers` see `load_state`.
     """
     own = read_state(module, optimizer)
     parameters = named_parameters(optimizer, parameter_names(module))
@@ -350,9 +341,9 @@ def template(
         if isinstance(value, Tensor) and overlaps(value)
         else value
         for name, value in own["model"].items()
-        if f"{_MODEL}{name}" in saved or name not in absent
+        if f"{_MODEL}{name}" in saved or name not in buffers.absent
     }
-    for name in {*absent_buffers(module), *made}:
+    for name in {*absent_buffers(module), *buffers.made}:
         wanted = saved.get(f"{_MODEL}{name}")
         if wanted is not None and (name not in found or kind_of(found[name]) != wanted):
             found[name] = allocate(wanted, device)

@@ -4,8 +4,8 @@ elements share memory, such as expanded ones, into which nothing can be copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,18 @@ def parameter_names(modules: nn.Module | Mapping[str, nn.Module]) -> dict[Tensor
         return names
     naming = Naming(modules)
     return {one: naming.plain(name) for name, one in modules.named_parameters()}
+
+
+class BufferNames(NamedTuple):
+    """How the buffers of a saved state differ from a new module's, by their names."""
+
+    absent: Collection[str] = ()
+    """Those that are to be None."""
+    made: Collection[str] = ()
+    """Those that training has made: a new module has them in another shape or not at all."""
+
+
+AS_NEW: Final = BufferNames()
 
 
 class BufferSlot(NamedTuple):

@@ -25,6 +25,7 @@ from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.processes.liveness import Heartbeat, NullHeartbeat, Phase
+from kdist_trainer.state import AS_NEW, BufferNames
 from kdist_trainer.training.carrying import CarriedNews, Carrier, Carrying
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StopFlag
@@ -115,15 +116,15 @@ class TrainerCheckpointing:
             self._acknowledge(carried)
         training.loading.observe(training, is_restoring=True)
         tensors: dict[str, Any] = {}
-        buffers: dict[str, Any] = {}
+        buffers = AS_NEW
 
         def make(found: LoadedCheckpoint, index: SavedIndex) -> dict[str, Any]:
             nonlocal tensors, buffers
             saved = found.state.get("extras", {}).get("buffers", {})
-            buffers = {key: set(saved.get(key, ())) for key in ("absent", "made")}
+            absent, made = (set(saved.get(key, ())) for key in BufferNames._fields)
             names = {one.removeprefix("model.") for one in index}
-            buffers["made"] |= training.remove_made(names | buffers["absent"])
-            tensors = training.template(describe_index(index), **buffers)
+            buffers = BufferNames(absent, made | training.remove_made(names | absent))
+            tensors = training.template(describe_index(index), buffers=buffers)
             return tensors
 
         found = self.manager.load(make, fingerprint=state.fingerprint, check_job=self._record_edits)
@@ -132,7 +133,7 @@ class TrainerCheckpointing:
         self._counted_fallbacks = len(self.manager.fallbacks)
         if found is None:
             return None
-        training.load(tensors, **buffers)
+        training.load(tensors, buffers=buffers)
         self.manager.loadable.accept(training.tensors())
         saved = TrainState.from_json(found)
         edited = {change.field for change in self.changes}

@@ -41,6 +41,7 @@ from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.numerics.rng import WEIGHTS, Generators, GeneratorStates, derive
 from kdist_trainer.parallel.ddp import Ddp
 from kdist_trainer.state import (
+    BufferNames,
     StateMismatchError,
     ValueKind,
     describe,
@@ -285,11 +286,8 @@ def describe_own_state(ctx: TrainContext, source: int) -> _PeerState:
         values = None
         if not handover.complete:  # for the ranks that receive them
             changes = ctx.buffers.state_dict()
-            values = {
-                "kinds": describe(held_values(ctx)),
-                "absent": changes["absent"],
-                "made": changes["made"],
-            }
+            buffers = BufferNames(changes["absent"], changes["made"])
+            values = {"kinds": describe(held_values(ctx)), "buffers": buffers}
         document = {
             "state": kept.state.to_json(),
             "target": kept.target,
@@ -515,9 +513,7 @@ def make_room(ctx: TrainContext, described: dict[str, Any]) -> tuple[dict[str, A
         return held_values(ctx), None
     kinds: dict[str, ValueKind] = described["kinds"]
     training = ctx.checkpointing.training
-    values: dict[str, Any] = training.template(
-        kinds, absent=described["absent"], made=described["made"]
-    )
+    values: dict[str, Any] = training.template(kinds, buffers=described["buffers"])
     unsaved, prefix = ctx.buffers.unsaved(), "unsaved."
     values["unsaved"] = {
         name.removeprefix(prefix): (
@@ -553,7 +549,7 @@ def load_values(ctx: TrainContext, values: dict[str, Any], document: dict[str, A
     ctx.guard.refusals = document["refusals"]
     unsaved, training = values.pop("unsaved"), ctx.checkpointing.training
     try:
-        training.load(values, absent=described["absent"], made=described["made"])
+        training.load(values, buffers=described["buffers"])
     except StateMismatchError as error:
         return str(error)
     ctx.buffers.load_unsaved(unsaved)

@@ -29,6 +29,8 @@ from kdist_trainer.errors import find_place
 from kdist_trainer.parallel.base import Strategy
 from kdist_trainer.parallel.ddp import Replicated
 from kdist_trainer.state import (
+    AS_NEW,
+    BufferNames,
     StateMismatchError,
     ValueKind,
     absent_buffers,
@@ -85,9 +87,9 @@ class LoadingCheck:
 
     def _find_problems(self, training: TrainingState, state: Mapping[str, Any]) -> Sequence[str]:
         """Why a new process could not load a state; empty if it could."""
-        buffers = training.extras["buffers"].state_dict()
-        absent, made = buffers.get("absent", ()), buffers.get("made", ())
-        problems = self._compare(state, absent, made)
+        changes = training.extras["buffers"].state_dict()
+        buffers = BufferNames(changes.get("absent", ()), changes.get("made", ()))
+        problems = self._compare(state, buffers)
         # a second model is built on the rank that commits the checkpoints, if it has the memory
         if not isinstance(training.strategy, Replicated) or not training.world.is_rank_zero:
             return problems
@@ -103,11 +105,9 @@ class LoadingCheck:
                 map(is_lazy, weights)
             ):
                 return ()
-            return _load(fresh, state, absent=absent, made=made)
+            return _load(fresh, state, buffers=buffers)
 
-    def _compare(
-        self, state: Mapping[str, Any], absent: Collection[str], made: Collection[str]
-    ) -> list[str]:
+    def _compare(self, state: Mapping[str, Any], buffers: BufferNames) -> list[str]:
         """Compare a state with what is noted."""
         noted = self._noted
         if noted is None:
@@ -115,7 +115,7 @@ class LoadingCheck:
         saved = describe({key: state[key] for key in ("model", "optimizer")})
         own = dict(noted.described)
         for name in list(own):
-            may_be_absent = name.removeprefix(_MODEL) in absent or "_extra_state" in name
+            may_be_absent = name.removeprefix(_MODEL) in buffers.absent or "_extra_state" in name
             if name.startswith(_MODEL) and name not in saved and may_be_absent:
                 del own[name]
         known = frozenset[str]().union(*noted.parameters)
@@ -124,7 +124,7 @@ class LoadingCheck:
             if name.startswith(_STATE):
                 if _is_of(name.removeprefix(_STATE), known):
                     own[name] = kind
-            elif plain in made or plain in noted.absent or "_extra_state" in plain:
+            elif plain in buffers.made or plain in noted.absent or "_extra_state" in plain:
                 own[name] = kind
             elif name.startswith("optimizer.param_groups.") and name not in own:
                 own[name] = kind  # a number that a group got later is loaded with it
@@ -158,20 +158,14 @@ def _show_groups(noted: Sequence[Collection[str]], groups: Sequence[Collection[s
     return ""
 
 
-def _load(
-    fresh: TrainingState,
-    state: Mapping[str, Any],
-    *,
-    absent: Collection[str],
-    made: Collection[str],
-) -> Sequence[str]:
+def _load(fresh: TrainingState, state: Mapping[str, Any], *, buffers: BufferNames) -> Sequence[str]:
     """Load a state as a new process does; returns what is wrong."""
     saved = describe(state)
     try:
-        template = fresh.template(saved, absent=absent, made=made)
+        template = fresh.template(saved, buffers=buffers)
         problems = fill(template, state)
         if not problems:
-            fresh.load(template, absent=absent, made=made)
+            fresh.load(template, buffers=buffers)
     except StateMismatchError:
         return ()  # decided by what was noted, after the warm-up
     except Exception as error:  # noqa: BLE001 - of the user's own load_state_dict, set_extra_state …
@@ -249,27 +243,17 @@ class TrainingState:
         return self._complete(self.strategy.state_dict(self.optimizer))
 
     def template(
-        self,
-        saved: Mapping[str, ValueKind],
-        *,
-        absent: Collection[str] = (),
-        made: Collection[str] = (),
+        self, saved: Mapping[str, ValueKind], *, buffers: BufferNames = AS_NEW
     ) -> dict[str, Any]:
         """What `load` takes, of the shape that was saved and to be filled; see
         `Strategy.template`.
         """
         strategy = self.strategy
-        return self._complete(strategy.template(saved, self.optimizer, absent=absent, made=made))
+        return self._complete(strategy.template(saved, self.optimizer, buffers=buffers))
 
-    def load(
-        self,
-        tensors: dict[str, Any],
-        *,
-        absent: Collection[str] = (),
-        made: Collection[str] = (),
-    ) -> None:
+    def load(self, tensors: dict[str, Any], *, buffers: BufferNames = AS_NEW) -> None:
         """Load a template that was filled. Raises `StateMismatchError`."""
-        self.strategy.load_state_dict(tensors, self.optimizer, absent=absent, made=made)
+        self.strategy.load_state_dict(tensors, self.optimizer, buffers=buffers)
         for name, value in tensors.get("average", {}).items():
             if value is not self.ema.tensors[name]:
                 to_local(self.ema.tensors[name]).copy_(to_local(value))

@@ -47,10 +47,10 @@ class Switch:
     def __init__(self, ctx: TrainContext) -> None:
         self._ctx = ctx
         self._recorder = next(
-            each for each in collective_hooks.launch_hooks() if isinstance(each, FlightRecorder)
+            each for each in collective_hooks.launch_hooks if isinstance(each, FlightRecorder)
         )
         self._timer = next(
-            each for each in collective_hooks.launch_hooks() if each is not self._recorder
+            each for each in collective_hooks.launch_hooks if each is not self._recorder
         )
         self._measuring = ctx.collective_timer, ctx.reporter, ctx.heartbeat
 

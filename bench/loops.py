@@ -125,7 +125,9 @@ def kdist(size: Size, *, timing: Any, **variables: str | None) -> None:
         try:
             worker.main()
         finally:
-            for listener in collective_hooks.launch_hooks():  # kdist's must not slow the next one
+            for listener in list(
+                collective_hooks.launch_hooks
+            ):  # kdist's must not slow the next one
                 collective_hooks.unregister_launch_hook(listener)
 
 

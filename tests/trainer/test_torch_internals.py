@@ -60,13 +60,6 @@ def test_a_module_tells_its_buffers_that_no_state_dict_has() -> None:
     assert found == {"unsaved"}, moved("nn.Module._non_persistent_buffers_set")
 
 
-def test_a_tensor_counts_its_changes() -> None:
-    tensor = torch.zeros(2)
-    before = torch_internals.version_of(tensor)
-    tensor.add_(1)
-    assert torch_internals.version_of(tensor) == before + 1, moved("Tensor._version")
-
-
 def test_a_mesh_can_be_flattened_under_a_name() -> None:
     names = list(inspect.signature(DeviceMesh._flatten).parameters)
     assert names[:2] == ["self", "mesh_dim_name"], moved("DeviceMesh._flatten")

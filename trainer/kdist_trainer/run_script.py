@@ -31,6 +31,7 @@ from kdist_trainer.errors import find_place
 from kdist_trainer.instrumentation import fault_handler
 from kdist_trainer.ipc import failure, output, result
 from kdist_trainer.processes import liveness
+from kdist_trainer.processes.liveness import own_place
 from kdist_trainer.processes.threads import OnError, start_thread
 
 _STARTS_INTERPRETERS = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
@@ -122,11 +123,9 @@ def _prepare() -> None:
     """Set up what the agent needs of this process."""
     if "KDIST_PARENT_PIPE" in os.environ:
         liveness.watch(Path(os.environ["KDIST_PARENT_PIPE"]))
-    if "KDIST_SCRATCH" in os.environ:
-        scratch, local_rank = _scratch_and_local_rank()
-        output.redirect(scratch, local_rank)
-        fault_handler.register_stack_dump(scratch, local_rank)
-        fault_handler.watch(scratch, local_rank)
+    if (place := own_place()) is not None:
+        output.redirect(*place)
+        fault_handler.install(*place)
         _mark_group(False)
     if "KDIST_GENERATION" in os.environ:  # an agent has started it
         _after_import("torch", _prepare_torch)
@@ -200,10 +199,9 @@ def _observe_groups() -> None:
 
 
 def _mark_group(group: bool | None) -> None:
-    if "KDIST_SCRATCH" in os.environ:
-        scratch, local_rank = _scratch_and_local_rank()
+    if (place := own_place()) is not None:
         with contextlib.suppress(OSError, ValueError):
-            path = liveness.heartbeat_path(scratch, local_rank)
+            path = liveness.heartbeat_path(*place)
             with contextlib.closing(liveness.Heartbeat(path)) as heartbeat:
                 heartbeat.mark_group(group)
 
@@ -286,8 +284,10 @@ def _end(code: int) -> NoReturn:
         atexit._run_exitfuncs()
         if any(name in sys.modules for name in _STARTS_INTERPRETERS):
             _mark_group(None)
-        if code == 0 and "KDIST_SCRATCH" in os.environ:
-            _record_success()
+        if code == 0 and (place := own_place()) is not None:
+            # if the disk is full, only the exit code shows that the script has completed
+            with contextlib.suppress(OSError):
+                result.write_result(result.DONE, *place)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
@@ -301,21 +301,9 @@ def _exit_later(code: int) -> None:
 
 def _record_exit(error: SystemExit) -> None:
     """Leave the line that ended the script early, if one of its own did."""
-    with contextlib.suppress(OSError, KeyError):
-        place = find_place(error)
-        result.left_path(*_scratch_and_local_rank()).write_text(place or "")
-
-
-def _record_success() -> None:
-    """Record that the script has completed; if the disk is full, only its exit code shows it."""
-    with contextlib.suppress(OSError):
-        scratch, local_rank = _scratch_and_local_rank()
-        result.write_result(result.DONE, scratch=scratch, local_rank=local_rank)
-
-
-def _scratch_and_local_rank() -> tuple[Path, int]:
-    """The agent's scratch folder, and this process's local rank."""
-    return Path(os.environ["KDIST_SCRATCH"]), int(os.environ.get("LOCAL_RANK", "0"))
+    if (place := own_place()) is not None:
+        with contextlib.suppress(OSError):
+            result.left_path(*place).write_text(find_place(error) or "")
 
 
 if __name__ == "__main__":

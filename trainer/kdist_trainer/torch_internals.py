@@ -43,7 +43,6 @@ __all__ = [
     "restart_group_names",
     "tree_map_only",
     "unsaved_buffers",
-    "version_of",
     "workers_of",
 ]
 
@@ -61,11 +60,6 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 def unsaved_buffers(module: nn.Module) -> set[str]:
     """Names of the buffers of `module` itself that no state dict has."""
     return module._non_persistent_buffers_set
-
-
-def version_of(tensor: Tensor) -> int:
-    """How often a tensor was changed in place."""
-    return tensor._version
 
 
 def flatten_mesh(mesh: DeviceMesh, name: str) -> None:

@@ -52,7 +52,7 @@ from kdist_trainer.ipc.control import (
 from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.processes import script_forkserver
-from kdist_trainer.processes.liveness import Heartbeat, NullHeartbeat, Phase
+from kdist_trainer.processes.liveness import Heartbeat, NullHeartbeat, Phase, own_place
 from kdist_trainer.training import regroup, trainer
 from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.context import KeptState, TrainContext
@@ -223,7 +223,10 @@ class ManagedRank:
         beat(heartbeat, Phase.RENDEZVOUS)
         collective_hooks.record_collectives(heartbeat)
         device_memory.record_history()
-        with open_world(config, train) as world:
+        with World.from_environment(
+            timeout_seconds=config.collective_timeout_seconds,
+            model_parallel=train.model_parallel or 1,
+        ) as world:
             beat(heartbeat, Phase.INIT)
             log.bind(rank=world.rank, generation=world.generation)
             if config.preflight is not None and config.preflight.all_reduce is not None:
@@ -243,7 +246,7 @@ class ManagedRank:
                     reporter=reporter,
                     heartbeat=heartbeat or NullHeartbeat(),
                     checkpoints=open_location(location) if location else None,
-                    scratch=_folder("KDIST_SCRATCH"),
+                    scratch=place[0] if (place := own_place()) else None,
                 )
                 self.ctx = self._build(config, train, runtime)
                 outcome = trainer.train(self.ctx)
@@ -292,15 +295,9 @@ class ManagedRank:
         if self.heartbeat is not None:
             self.heartbeat.close()
         self.heartbeat = collective_hooks.find_heartbeat()
-        scratch, local_rank = _folder("KDIST_SCRATCH"), int(os.environ["LOCAL_RANK"])
-        if scratch is not None:
-            output.redirect(scratch, local_rank)
-            fault_handler.register_stack_dump(scratch, local_rank)
-            fault_handler.watch(scratch, local_rank)
-
-
-def _folder(variable: str) -> Path | None:
-    return Path(os.environ[variable]) if variable in os.environ else None
+        if (place := own_place()) is not None:
+            output.redirect(*place)
+            fault_handler.install(*place)
 
 
 def forget_frames(error: BaseException) -> None:
@@ -337,17 +334,6 @@ def read_training(path: Path) -> tuple[TrainConfig, Training]:
             "train.json has no train section: a script is not started by this entrypoint"
         )
     return config, config.train
-
-
-def open_world(config: TrainConfig, train: Training) -> World:
-    """Join the process group of this rank.
-
-    Raises:
-        ConfigError: If the job cannot use a group of this size.
-    """
-    return World.from_environment(
-        timeout_seconds=config.collective_timeout_seconds, model_parallel=train.model_parallel or 1
-    )
 
 
 def beat(heartbeat: Heartbeat | None, phase: Phase) -> None:

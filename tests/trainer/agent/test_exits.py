@@ -45,6 +45,13 @@ def context(
     )
 
 
+def record_of(scratch: Path, local_rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record a failure as a rank of an agent's does."""
+    monkeypatch.setenv("KDIST_SCRATCH", str(scratch))
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    failure.record(ValueError("odd"))
+
+
 @pytest.mark.parametrize(
     ("record", "is_late", "grace"),
     [
@@ -107,8 +114,10 @@ def test_an_exit_code_alone_gives_a_cause(
     assert (found.rank, found.node, found.generation, found.step) == (7, "node-1", 4, 12)
 
 
-def test_what_the_rank_left_says_more_than_its_exit_code(tmp_path: Path) -> None:
-    failure.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
+def test_what_the_rank_left_says_more_than_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_of(tmp_path, 1, monkeypatch)
     (found,) = exits.find_failures(context(tmp_path, -6, step=3, inside=True)).values()
     assert found.cause == Cause.USER_CODE
     assert found.message == "ValueError: odd"
@@ -159,14 +168,18 @@ def test_the_exit_code_of_a_script_speaks_for_it_as_under_torchrun(
     assert not exits.find_failures(ended)
 
 
-def test_what_a_rank_has_left_counts_before_its_process_has_ended(tmp_path: Path) -> None:
-    failure.record(ValueError("odd"), scratch=tmp_path, local_rank=0)
+def test_what_a_rank_has_left_counts_before_its_process_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_of(tmp_path, 0, monkeypatch)
     (found,) = exits.recorded_failures(context(tmp_path, -9)).values()
     assert (found.rank, found.message) == (6, "ValueError: odd")
 
 
-def test_what_an_earlier_generation_left_is_cleared(tmp_path: Path) -> None:
-    failure.record(ValueError("odd"), scratch=tmp_path, local_rank=1)
+def test_what_an_earlier_generation_left_is_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_of(tmp_path, 1, monkeypatch)
     (tmp_path / "rank-0.result").write_text('{"outcome": "done"}')
     stacks_path(tmp_path, 0).touch()
     exits.reset_files(tmp_path, 2)

@@ -37,19 +37,22 @@ def make_disk(tmp_path: Path) -> Iterator[Path]:
     yield from small_disk(tmp_path / "disk", mib=4)
 
 
-def test_what_has_a_reserved_place_is_written_whole_on_a_full_disk_and_once(disk: Path) -> None:
+def test_what_has_a_reserved_place_is_written_whole_on_a_full_disk_and_once(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KDIST_SCRATCH", str(disk))
     for path in (failure.path_of(disk, 0), result.path_of(disk, 0)):
         preallocated.reserve(path)
         assert preallocated.read(path) == b""
     fill(disk)
     long = ValueError("é" * 3000)
     long.__cause__ = DeepError()
-    failure.record(long, scratch=disk, local_rank=0)
+    failure.record(long)
     left = failure.read(disk, 0)
     assert left is not None
     assert left.message.startswith("ValueError: éé")
     assert left.traceback[-1].startswith("ValueError: éé")
-    failure.record(KeyError("later"), scratch=disk, local_rank=0)
+    failure.record(KeyError("later"))
     assert failure.read(disk, 0) == left
     result.write_result(result.DONE, scratch=disk, local_rank=0)
     assert result.read_result(disk, 0) == result.DONE

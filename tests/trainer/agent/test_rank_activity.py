@@ -23,8 +23,8 @@ STANDS = """
 import sys, time
 from pathlib import Path
 if sys.argv[2] == "registers":
-    from kdist_trainer.instrumentation.fault_handler import register_stack_dump
-    register_stack_dump(Path(sys.argv[1]), 0)
+    from kdist_trainer.instrumentation.fault_handler import install
+    install(Path(sys.argv[1]), 0)
 print("ready", flush=True)
 time.sleep(100_000)  # line 8
 """

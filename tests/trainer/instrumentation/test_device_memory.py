@@ -105,9 +105,7 @@ def test_a_snapshot_and_the_peak_of_each_phase_are_left_next_to_the_checkpoints(
     )
     assert pickle.loads(path.read_bytes()) == {"segments": []}  # noqa: S301 - our own file
     assert path.stat().st_mode & 0o077 == 0
-    found = failure.record(
-        torch.OutOfMemoryError(WORDS), scratch=tmp_path, local_rank=0, remark=told
-    )
+    found = failure.record(torch.OutOfMemoryError(WORDS), remark=told)
     assert found.message.endswith(f"Tried to allocate 2.00 GiB.; {told}")
 
 

@@ -20,10 +20,12 @@ def test_what_a_rank_records_its_agent_reads(
 ) -> None:
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("KDIST_NODE", "node-1")
+    monkeypatch.setenv("KDIST_SCRATCH", str(tmp_path))
+    monkeypatch.setenv("LOCAL_RANK", "1")
     try:
         raise StorageError("the disk is full")
     except StorageError as error:
-        failure.record(error, scratch=tmp_path, local_rank=1, step=7)
+        failure.record(error, step=7)
     recorded = failure.read(tmp_path, 1)
     assert recorded is not None
     assert recorded.cause == Cause.STORAGE
@@ -32,7 +34,7 @@ def test_what_a_rank_records_its_agent_reads(
     assert recorded.node == "node-1"
     assert recorded.step == 7
     assert recorded.traceback[-1] == "kdist_trainer.errors.StorageError: the disk is full"
-    failure.record(ValueError("a later one"), scratch=tmp_path, local_rank=1)
+    failure.record(ValueError("a later one"))
     assert failure.read(tmp_path, 1) == recorded, "the first failure of a rank stands"
     assert failure.read(tmp_path, 0) is None
 
@@ -45,8 +47,11 @@ def test_a_failure_survives_its_json_and_anything_else_is_refused() -> None:
             Failure.from_json(text)
 
 
-def test_recording_into_a_folder_that_is_gone_raises_nothing(tmp_path: Path) -> None:
-    failure.record(ValueError("odd"), scratch=tmp_path / "gone", local_rank=0)
+def test_recording_into_a_folder_that_is_gone_raises_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KDIST_SCRATCH", str(tmp_path / "gone"))
+    failure.record(ValueError("odd"))
 
 
 def test_a_failure_of_a_rank_holds_its_step_and_the_collective_that_it_is_in() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 from kdist_trainer.processes.liveness import ParentDeathPipe, watch
@@ -14,7 +15,7 @@ from kdist_trainer.processes.liveness import ParentDeathPipe, watch
 
 def test_a_watcher_sleeps_while_the_owner_lives_and_wakes_when_it_lets_go(tmp_path: Path) -> None:
     ended = threading.Event()
-    with ParentDeathPipe.create(tmp_path / "line"):
+    with closing(ParentDeathPipe.create(tmp_path / "line")):
         watch(tmp_path / "line", ended.set)
         assert not ended.wait(0.2)
     assert ended.wait(60)
@@ -32,7 +33,7 @@ def test_watchers_of_a_dead_owner_do_not_mistake_its_successor_for_it(tmp_path: 
     ended = threading.Event()
     first = ParentDeathPipe.create(tmp_path / "line")
     watch(tmp_path / "line", ended.set)
-    with ParentDeathPipe.create(tmp_path / "line"):
+    with closing(ParentDeathPipe.create(tmp_path / "line")):
         first.close()
         assert ended.wait(60)
 

@@ -24,7 +24,6 @@ from kdist_trainer.training import trainer
 from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.regroup import load_workload
 from kdist_trainer.training.sync import StopFlag
-from kdist_trainer.worker import open_world
 from kdist_trainer.workload import Workload
 from kdist_trainer.workloads.gpt import GptOptions
 from tests.trainer.training.cells import document
@@ -55,7 +54,10 @@ def count(described: dict[str, Any], folder: Path) -> int:
     """Samples that this rank has counted after a training."""
     config = TrainConfig.model_validate(described, by_alias=True, strict=False)
     assert config.train is not None
-    with open_world(config, config.train) as world:
+    with World.from_environment(
+        timeout_seconds=config.collective_timeout_seconds,
+        model_parallel=config.train.model_parallel or 1,
+    ) as world:
         stats = StepStats(rank=world.rank, generation=1)
         runtime = RankRuntime(
             world=world, stop_flag=StopFlag(), stats=stats, reporter=Reporter(stats)

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 from kdist_trainer import config
 from kdist_trainer.config import TrainConfig
+from kdist_trainer.distributed.world import World
 from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.training import regroup
@@ -23,7 +24,6 @@ from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.optimizer import Ema
 from kdist_trainer.training.regroup import load_workload
 from kdist_trainer.training.sync import StopFlag
-from kdist_trainer.worker import open_world
 from kdist_trainer.workload import Split
 from tests.trainer.training.group import run_group
 from tests.trainer.training.tasks import FEATURES, Small, describe
@@ -60,7 +60,10 @@ def build(early: bool, section: dict[str, Any]) -> dict[str, Any]:
         regroup.warm_up_torch()
         built = regroup.prepare(train, torch.device("cpu"))
         torch.rand(3), np.random.rand(3), random.random()  # something else has drawn since
-    with open_world(described, train) as world:
+    with World.from_environment(
+        timeout_seconds=described.collective_timeout_seconds,
+        model_parallel=train.model_parallel or 1,
+    ) as world:
         stats = StepStats(rank=world.rank, generation=1)
         runtime = RankRuntime(
             world=world, stop_flag=StopFlag(), stats=stats, reporter=Reporter(stats)

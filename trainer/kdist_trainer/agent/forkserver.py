@@ -19,7 +19,6 @@ new interpreters. The ranks are children of the agent either way.
 from __future__ import annotations
 
 import ast
-import contextlib
 import gc
 import importlib
 import multiprocessing
@@ -77,7 +76,7 @@ def training_modules(config: Path) -> Iterator[str]:
     workload is not one of them, since it may do anything on import.
     """
     yield from _TRAINING
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError):
         train = parse_json(config.read_bytes())["train"]
         if train.get("tensorboard") != "off":
             yield from _EVENT_FILES
@@ -125,7 +124,7 @@ def import_all(modules: Iterable[str]) -> None:
     gc.disable()
     try:
         for module in modules:
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 importlib.import_module(module)
     finally:
         if enabled:
@@ -200,7 +199,7 @@ def _serve(program: str, kept: Sequence[int]) -> NoReturn:
 def close_descriptors(*, keep: Iterable[int] = ()) -> None:
     """Close all inherited descriptors except the standard streams and those in `keep`."""
     for descriptor in {int(path.name) for path in Path("/dev/fd").iterdir()} - {0, 1, 2, *keep}:
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+        with suppress(OSError):  # the descriptor of the listing itself
             os.close(descriptor)
 
 

@@ -59,7 +59,7 @@ from kdist_trainer.ipc.control import (
     ControlServer,
 )
 from kdist_trainer.processes import liveness, process_tree
-from kdist_trainer.processes.liveness import RankSnapshot
+from kdist_trainer.processes.liveness import RankSnapshot, own_place
 from kdist_trainer.rendezvous import store_process
 from kdist_trainer.rendezvous.torch_internals import release_queues, worker_processes
 
@@ -568,19 +568,14 @@ def init_worker() -> None:
     its local rank may be that of another worker, or of none.
     """
     os.setpgid(0, 0)  # the agent kills the whole group at once
-    scratch, local_rank = _place()
+    place = own_place()
+    assert place is not None  # noqa: S101 - the agent has named it
     if WAITING_VARIABLE in os.environ:
-        output.redirect(scratch, output.EARLY)
+        output.redirect(place[0], output.EARLY)
     else:
-        output.redirect(scratch, local_rank)
-        fault_handler.register_stack_dump(scratch, local_rank)
-        fault_handler.watch(scratch, local_rank)
+        output.redirect(*place)
+        fault_handler.install(*place)
     liveness.watch(Path(os.environ["KDIST_PARENT_PIPE"]))
-
-
-def _place() -> tuple[Path, int]:
-    """The scratch folder and the local rank."""
-    return Path(os.environ["KDIST_SCRATCH"]), int(os.environ["LOCAL_RANK"])
 
 
 def run_worker(target: str) -> NoReturn:
@@ -596,8 +591,9 @@ def run_worker(target: str) -> NoReturn:
             sys.path.insert(0, folder)
         module, _, function = target.partition(":")
         outcome = getattr(importlib.import_module(module), function)()
-        scratch, local_rank = _place()  # in the group, in which it may be another one
-        result.write_result(outcome, scratch=scratch, local_rank=local_rank)
+        place = own_place()  # in the group, in which it may be another one
+        assert place is not None  # noqa: S101 - the agent has named it
+        result.write_result(outcome, *place)
         code = 0
     except BaseException as error:  # noqa: BLE001 - every error must be recorded for the agent
         # a worker without a group has no rank whose failure this is

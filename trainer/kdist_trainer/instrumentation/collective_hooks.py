@@ -28,7 +28,7 @@ from kdist_trainer import log
 from kdist_trainer.distributed import group_abort
 from kdist_trainer.instrumentation import torch_internals
 from kdist_trainer.instrumentation.torch_internals import COLLECTIVES, OPERATORS, WAITS
-from kdist_trainer.processes.liveness import Heartbeat, Phase, heartbeat_path
+from kdist_trainer.processes.liveness import Heartbeat, Phase, heartbeat_path, own_place
 
 PostHook = Callable[[Work | None], object]
 """Called after a collective's launch with its handle; for a synchronous collective
@@ -63,28 +63,24 @@ class LaunchHook(Protocol):
         ...
 
 
-_launch_hooks: list[LaunchHook] = []
+launch_hooks: list[LaunchHook] = []
+"""The registered hooks, the last one first."""
 _launch_kernels: list[torch.library.Library] = []
 
 
 def register_launch_hook(hook: LaunchHook) -> None:
     """Call `hook` before every collective from now on; the last one registered is called first."""
-    if not _launch_hooks:
+    if not launch_hooks:
         kernels = {operator: _kernel(operator) for operator in torch_internals.operators()}
         _launch_kernels.append(torch_internals.register_kernels(COLLECTIVES, kernels))
-    _launch_hooks.insert(0, hook)
+    launch_hooks.insert(0, hook)
 
 
 def unregister_launch_hook(hook: object) -> None:
     """Stop calling `hook`. Without any hook, collectives bypass this module."""
-    _launch_hooks[:] = [other for other in _launch_hooks if other is not hook]
-    if not _launch_hooks and _launch_kernels:
+    launch_hooks[:] = [other for other in launch_hooks if other is not hook]
+    if not launch_hooks and _launch_kernels:
         torch_internals.unregister_kernels(_launch_kernels.pop())
-
-
-def launch_hooks() -> tuple[LaunchHook, ...]:
-    """The registered hooks, in the order of registration."""
-    return tuple(reversed(_launch_hooks))
 
 
 def all_reduce(tensor: Tensor, group: ProcessGroup) -> Work:
@@ -108,7 +104,7 @@ def _begin(op: str, tensors: Sequence[Tensor], group: ProcessGroup) -> list[Post
     and ends no training.
     """
     found = []
-    for hook in _launch_hooks:
+    for hook in launch_hooks:
         try:
             post_hook = hook.begin(op, tensors, group)
         except Exception as error:  # noqa: BLE001 - an observer must never end a training
@@ -343,9 +339,9 @@ def _describe(group: ProcessGroup, name: str) -> str:
 
 def find_heartbeat() -> Heartbeat | None:
     """This rank's heartbeat, which the agent watches; None without an agent."""
-    if "KDIST_SCRATCH" not in os.environ:
+    if (place := own_place()) is None:
         return None
-    path = heartbeat_path(os.environ["KDIST_SCRATCH"], os.environ.get("LOCAL_RANK", "0"))
+    path = heartbeat_path(*place)
     if not path.exists():
         Heartbeat.create(path).close()
     heartbeat = Heartbeat.attach(path)

@@ -1,4 +1,4 @@
-"""Stacks of a rank that a signal such as SIGSEGV ends, written by faulthandler.
+"""Stacks of a rank, written by faulthandler: on request, and when a signal such as SIGSEGV ends it.
 
 They go to a file that the agent reads. Where the user has enabled faulthandler
 (PYTHONFAULTHANDLER), its output stays where the user wants it.
@@ -31,9 +31,9 @@ def stacks_path(scratch: Path, local_rank: int) -> Path:
     return scratch / f"rank-{local_rank}.stacks"
 
 
-def register_stack_dump(scratch: Path, local_rank: int) -> None:
-    """Write the stacks of all threads to the rank's file on SIGUSR2, or to stderr if the disk is
-    full.
+def install(scratch: Path, local_rank: int) -> None:
+    """Write the stacks of this process to the rank's files, or to stderr if the disk is full: of
+    all threads on SIGUSR2, of the main thread on `LOOK`, and when a fatal signal ends it.
     """
     try:
         # The file stays open: the handler writes to its descriptor, even if Python is blocked.
@@ -48,6 +48,12 @@ def register_stack_dump(scratch: Path, local_rank: int) -> None:
             faulthandler.register(
                 LOOK, file=look_path(scratch, local_rank).open("a"), all_threads=False
             )
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        return
+    try:
+        faulthandler.enable(file=path_of(scratch, local_rank).open("w"))
+    except OSError:
+        faulthandler.enable()
 
 
 def look_path(scratch: Path, local_rank: int) -> Path:
@@ -72,16 +78,6 @@ def read_line(scratch: Path, local_rank: int) -> str:
 def path_of(scratch: Path, local_rank: int) -> Path:
     """File with a rank's last stacks."""
     return scratch / f"rank-{local_rank}.crash"
-
-
-def watch(scratch: Path, local_rank: int) -> None:
-    """Write the stacks of this process to its file when a fatal signal ends it."""
-    if os.environ.get("PYTHONFAULTHANDLER"):
-        return
-    try:
-        faulthandler.enable(file=path_of(scratch, local_rank).open("w"))
-    except OSError:  # the disk is full: write to stderr
-        faulthandler.enable()
 
 
 def read(scratch: Path, local_rank: int) -> tuple[tuple[str, ...], str | None]:

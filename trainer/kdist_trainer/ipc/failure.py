@@ -25,7 +25,7 @@ from kdist_trainer.errors import find, find_place, hide_userinfo
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.processes import preallocated
-from kdist_trainer.processes.liveness import RankSnapshot
+from kdist_trainer.processes.liveness import RankSnapshot, own_place
 
 MACHINE = "KDIST_MACHINE"
 """The variable that names the machine: in a pod the Kubernetes node."""
@@ -256,9 +256,6 @@ def path_of(scratch: Path, local_rank: int) -> Path:
 def record(
     error: BaseException,
     *,
-    scratch: Path | None = None,
-    local_rank: int | None = None,
-    rank: int | None = None,
     step: int | None = None,
     collective: str | None = None,
     methods: Callable[[str], str | None] | None = None,
@@ -271,21 +268,17 @@ def record(
 
     Args:
         error: The error that ends the rank.
-        scratch: The agent's scratch folder; KDIST_SCRATCH by default.
-        local_rank: The local rank; LOCAL_RANK by default.
-        rank: The global rank; RANK by default.
         step: The step that the rank was in.
         collective: The collective that the rank was in.
         methods: Finds the place of a method of the user's workload, by its name.
         remark: A further sentence for people.
     """
     environ = os.environ
-    if rank is None and environ.get("RANK", "").isdigit():
-        rank = int(environ["RANK"])
+    rank = environ.get("RANK", "")
     failure = describe(
         error,
         methods=methods,
-        rank=rank,
+        rank=int(rank) if rank.isdigit() else None,
         node=environ.get("KDIST_NODE", ""),
         generation=int(environ.get("KDIST_GENERATION", "0")),
         step=step,
@@ -293,21 +286,15 @@ def record(
     )
     if remark:
         failure = replace(failure, message=f"{failure.message}; {remark}"[:_MESSAGE_LENGTH])
-    folder = scratch or (Path(environ["KDIST_SCRATCH"]) if "KDIST_SCRATCH" in environ else None)
-    if folder is None:
-        return failure
-    path = path_of(
-        folder, int(environ.get("LOCAL_RANK", "0")) if local_rank is None else local_rank
-    )
-    with contextlib.suppress(OSError):
-        preallocated.write(path, _truncated(failure).to_json().encode())
-    return failure
-
-
-def _truncated(failure: Failure) -> Failure:
-    """The failure with as much of its traceback's end as fits into the reserved file."""
-    while failure.traceback and len(failure.to_json().encode()) > preallocated.SIZE:
-        failure = replace(failure, traceback=failure.traceback[1 + len(failure.traceback) // 4 :])
+    if (place := own_place()) is not None:
+        kept = failure.traceback
+        # as much of the traceback's end as fits into the reserved file
+        while len(text := replace(failure, traceback=kept).to_json().encode()) > preallocated.SIZE:
+            if not kept:
+                break
+            kept = kept[1 + len(kept) // 4 :]
+        with contextlib.suppress(OSError):
+            preallocated.write(path_of(*place), text)
     return failure
 
 

@@ -30,7 +30,7 @@ def read_left(scratch: Path, local_rank: int) -> str | None:
         return None
 
 
-def write_result(outcome: str, *, scratch: Path, local_rank: int) -> None:
+def write_result(outcome: str, scratch: Path, local_rank: int) -> None:
     """Write the outcome `done` or `stopped`, also on a full disk. Raises `OSError`."""
     preallocated.write(path_of(scratch, local_rank), encode_json({"outcome": outcome}).encode())
 

@@ -26,6 +26,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
+from kdist_trainer.formats import SCRATCH
 from kdist_trainer.processes import process_tree
 from kdist_trainer.processes.threads import OnError, start_thread
 
@@ -145,9 +146,15 @@ class RankSnapshot:
         return str(self.call) if self.inside and self.call is not None else None
 
 
-def heartbeat_path(scratch: str | Path, local_rank: int | str) -> Path:
+def heartbeat_path(scratch: Path, local_rank: int) -> Path:
     """The path of a rank's heartbeat file in the scratch folder of its node."""
-    return Path(scratch, f"rank-{local_rank}.heartbeat")
+    return scratch / f"rank-{local_rank}.heartbeat"
+
+
+def own_place() -> tuple[Path, int] | None:
+    """The agent's scratch folder and this process's local rank; None without an agent."""
+    scratch = os.environ.get(SCRATCH)
+    return (Path(scratch), int(os.environ.get("LOCAL_RANK", "0"))) if scratch else None
 
 
 class Heartbeat:
@@ -187,11 +194,9 @@ class Heartbeat:
 
     @classmethod
     def of_process(cls) -> Heartbeat | None:
-        """Map that of the rank that this process is; None without an agent or a file."""
-        scratch, local_rank = os.environ.get("KDIST_SCRATCH"), os.environ.get("LOCAL_RANK", "0")
-        if scratch:
-            with suppress(OSError, ValueError):
-                return cls.attach(heartbeat_path(scratch, local_rank))
+        """Map that of this process; None without an agent, or if it cannot be mapped."""
+        with suppress(OSError, ValueError):
+            return cls.attach(heartbeat_path(*place)) if (place := own_place()) else None
         return None
 
     def beat(self, phase: Phase, step: int) -> None:
@@ -368,12 +373,6 @@ class ParentDeathPipe:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def __enter__(self) -> ParentDeathPipe:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def kill_process_group() -> None:

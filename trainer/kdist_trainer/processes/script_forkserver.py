@@ -19,7 +19,6 @@ next, would write to other pages each time, and own a few more of them with ever
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import importlib
@@ -160,7 +159,7 @@ def _serve_one(requests: socket.socket) -> bool:
                 os._exit(0)  # the agent has started another process instead
             _become_rank(request, streams)
             return True
-        with contextlib.suppress(OSError):  # the agent no longer waits
+        with suppress(OSError):  # the agent no longer waits
             connection.sendall(encode_json(answer).encode())
     for stream in streams:
         os.close(stream)

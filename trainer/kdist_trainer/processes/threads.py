@@ -11,7 +11,6 @@ retries for a minute.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -79,7 +78,7 @@ def _run(run: Callable[[], object], name: str, on_error: OnError) -> None:
         try:
             run()
         except BaseException as error:  # noqa: BLE001 - also SystemExit, which a thread hides
-            with contextlib.suppress(Exception):  # memory may be used up: it goes on without a line
+            with suppress(Exception):  # memory may be used up: it goes on without a line
                 _report(error, name, on_error)
             if on_error is OnError.EXIT:
                 os._exit(1)

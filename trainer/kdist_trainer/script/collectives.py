@@ -37,7 +37,7 @@ from kdist_trainer.instrumentation.torch_internals import storage_id
 from kdist_trainer.metrics import transport
 from kdist_trainer.metrics.rank_metrics import Op, StepStats
 from kdist_trainer.metrics.transport import Reporter
-from kdist_trainer.processes.liveness import Heartbeat, heartbeat_path
+from kdist_trainer.processes.liveness import Heartbeat, heartbeat_path, own_place
 from kdist_trainer.processes.threads import OnError, start_thread
 
 SEND_SECONDS = 1.0
@@ -52,10 +52,10 @@ def install() -> None:
     """Time this process's collectives for the rest of its life, and send the sums to the agent."""
     stats = transport.shared_stats()
     _installed.append(ScriptCollectiveTimer(stats))
-    if "KDIST_SCRATCH" in os.environ:
-        path = heartbeat_path(os.environ["KDIST_SCRATCH"], os.environ.get("LOCAL_RANK", "0"))
+    if (place := own_place()) is not None:
         # attached without a beat, which would start the watchdog
-        collective_hooks.install_recorder(Heartbeat.attach(path), ScriptRecorder)
+        heartbeat = Heartbeat.attach(heartbeat_path(*place))
+        collective_hooks.install_recorder(heartbeat, ScriptRecorder)
         # a child's collectives are not this rank's
         os.register_at_fork(after_in_child=collective_hooks.remove_recorder)
 

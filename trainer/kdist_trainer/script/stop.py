@@ -4,13 +4,12 @@ any script, with or without a `Checkpointer`. Free of torch.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
 from dataclasses import dataclass
 
-from kdist_trainer.processes.liveness import Heartbeat, heartbeat_path
+from kdist_trainer.processes.liveness import Heartbeat, heartbeat_path, own_place
 from kdist_trainer.processes.signals import exit_on_unrequested_sigterm, leave_stops_to_others
 
 
@@ -39,14 +38,12 @@ def stop_requested() -> StopRequest | None:
     once from its main thread, unless the script handles SIGTERM itself. A SIGTERM that the
     agent did not ask for ends the process at a call more than five seconds later.
     """
-    scratch = os.environ.get("KDIST_SCRATCH")
-    if not scratch:
+    if (place := own_place()) is None:
         return None
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         leave_stops_to_others()
-    path = heartbeat_path(scratch, os.environ.get("LOCAL_RANK", "0"))
-    deadline = Heartbeat.read_stop(path)
+    deadline = Heartbeat.read_stop(heartbeat_path(*place))
     if is_main and not deadline:
         exit_on_unrequested_sigterm()
     return StopRequest(deadline) if deadline else None

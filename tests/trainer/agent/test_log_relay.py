@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,12 +18,12 @@ from kdist_trainer.ipc.output import pipe_path
 from tests.patience import soon
 
 AGENT = """
-import os, pathlib, subprocess, sys
+import contextlib, os, pathlib, subprocess, sys
 from kdist_trainer import log
 from kdist_trainer.agent.logs import LogRelay
 
 scratch, rank = pathlib.Path(sys.argv[1]), sys.argv[2]
-with LogRelay(scratch, ranks=2) as relay:
+with contextlib.closing(LogRelay(scratch, ranks=2)) as relay:
     relay.begin([6, 7])
     code = "import os, pathlib, sys; from kdist_trainer.ipc import output; "
     code += f"output.redirect(pathlib.Path({str(scratch)!r}), 1); "
@@ -155,7 +155,7 @@ def test_an_unexpected_error_of_the_relay_is_logged_and_the_pipe_is_read_on(
         return feed(lines, data)
 
     monkeypatch.setattr(RankLines, "feed", fail_at_mark)
-    with LogRelay(tmp_path, ranks=1) as relay:
+    with closing(LogRelay(tmp_path, ranks=1)) as relay:
         relay.begin([4])
         with pipe_path(tmp_path, 0, 1).open("wb", buffering=0) as pipe:
             pipe.write(b"mark\n")

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from kdist_trainer.agent.coordination import Generation
-from kdist_trainer.agent.restart_policy import RestartLedger
+from kdist_trainer.agent.restart_policy import RestartLedger, SingleStart
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.train_config import RESTARTS
 from kdist_trainer.ipc.failure import Failure
-from tests.trainer.agent.test_restart_policy import AGENTS, Job, killed
+from tests.trainer.agent.test_restart_policy import AGENTS, MANAGED, Job, killed
 
 
 def differ(generation: int) -> Failure:
@@ -25,7 +25,11 @@ def test_after_ranks_have_differed_none_continues_in_place_until_the_code_is_ano
 ) -> None:
     def begin(job: Job, code: str) -> Generation:
         return RestartLedger(
-            job.agent_store, checkpoints=tmp_path, limits={RESTARTS: 9}, code=code
+            job.agent_store,
+            checkpoints=tmp_path,
+            limits={RESTARTS: 9},
+            single_start=SingleStart(MANAGED, job.agent_store),
+            code=code,
         ).open_generation(AGENTS, world_size=2)
 
     job = Job(tmp_path)

@@ -14,19 +14,27 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from kdist_trainer.agent.coordination import AgentStore, Generation
-from kdist_trainer.agent.restart_policy import RestartLedger, count_repeats, count_restarts
+from kdist_trainer.agent.restart_policy import (
+    RestartLedger,
+    SingleStart,
+    count_repeats,
+    count_restarts,
+)
 from kdist_trainer.agent.termination import open_generation
 from kdist_trainer.causes import BY_NAME
 from kdist_trainer.checkpoint.interval import UNSAVED_VARIABLE
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.config import Cause, Exit
+from kdist_trainer.config import Cause, Exit, Nodes, TrainConfig, Training
 from kdist_trainer.config.train_config import MACHINES, RESTARTS
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.object_store.store import ObjectLocation, ObjectPath, ObjectStore
 from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server, always
 
 AGENTS = {"node-0": "a", "node-1": "b"}
+_TRAINING = Training(workload="digits", steps=9)
+MANAGED = TrainConfig(name="job", nodes=Nodes(min=1, max=2), train=_TRAINING)
+"""A job whose ranks may always be started again."""
 NewBook = Callable[..., RestartLedger]
 
 
@@ -72,6 +80,7 @@ class Job:
             self.agent_store,
             checkpoints=self.checkpoints,
             limits={RESTARTS: self.max_restarts, MACHINES: self.machine_faults},
+            single_start=SingleStart(MANAGED, self.agent_store),
         )
 
     def failure_backoff_seconds(self) -> int:

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from kdist_trainer.agent.coordination import STOP, AgentStore, Generation
 from kdist_trainer.agent.restart_policy import (
     RestartLedger,
+    SingleStart,
     describe_slow_start,
     final_failure,
     was_starting,
@@ -22,6 +23,7 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.train_config import RESTARTS
 from kdist_trainer.ipc.failure import Failure
+from tests.trainer.agent.test_restart_policy import MANAGED
 
 SAID = "starting takes longer than the time between losses: the last"
 LATE = {"rank_states": {"node-0": [{"step": 0, "sequence": 0}]}}
@@ -132,7 +134,8 @@ def test_nodes_that_are_always_asked_to_end_as_ranks_start_use_up_the_restarts(
     tmp_path: Path,
 ) -> None:
     store = AgentStore(HashStore(), run_id="run", node="node-0")
-    job = RestartLedger(store, checkpoints=tmp_path, limits={RESTARTS: 3})
+    rule = SingleStart(MANAGED, store)
+    job = RestartLedger(store, checkpoints=tmp_path, limits={RESTARTS: 3}, single_start=rule)
     begun = take_nodes_at_start(job, store, 5)
     assert [each.restarts for each in begun] == [0, 1, 2, 3, 4]
     assert [each.reason for each in begun[1:]] == ["failure"] * 4
@@ -146,7 +149,8 @@ def test_nodes_that_are_always_asked_to_end_as_ranks_start_use_up_the_restarts(
 
 def test_a_node_that_is_asked_to_end_after_a_step_costs_no_restart(tmp_path: Path) -> None:
     store = AgentStore(HashStore(), run_id="run", node="node-0")
-    job = RestartLedger(store, checkpoints=tmp_path, limits={RESTARTS: 1})
+    rule = SingleStart(MANAGED, store)
+    job = RestartLedger(store, checkpoints=tmp_path, limits={RESTARTS: 1}, single_start=rule)
     for number in range(1, 6):
         generation = job.open_generation({"node-0": "a"}, world_size=1)
         assert (generation.number, generation.restarts) == (number, 0)

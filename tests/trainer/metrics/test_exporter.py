@@ -11,7 +11,6 @@ import pytest
 
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.rank_metrics import StepPhase, StepStats
-from kdist_trainer.metrics.status import RunHistory
 from kdist_trainer.metrics.transport import Reporter, pack
 from kdist_trainer.processes.liveness import Heartbeat, Phase
 from tests.trainer.metrics.scrape import (
@@ -110,7 +109,7 @@ def test_restarts_and_lost_steps_are_those_of_the_run(exporter: Exporter) -> Non
     exporter.add_restart("signal")
     exporter.add_lost_steps(4)
     assert counts() == (1, 4), "until a group begins, what this node has counted"
-    exporter.run_counts.begin(RunHistory(restarts=7, lost_steps=90))
+    exporter.run_counts.begin(restarts=7, lost_steps=90, committed=(None, None))
     assert counts() == (7, 90)
     exporter.add_restart("signal")
     assert counts() == (8, 90), "its next group will be one more"
@@ -126,7 +125,7 @@ def test_the_last_checkpoint_is_the_newest_one_as_a_group_begins_until_it_saves(
         return status["last_checkpoint_step"], status["last_checkpoint_time"]
 
     def begin(generation: int, *, ranks: list[int], committed: tuple[int, float]) -> None:
-        exporter.run_counts.begin(RunHistory(0, 0, *committed))
+        exporter.run_counts.begin(restarts=0, lost_steps=0, committed=committed)
         exporter.set_group(generation=generation, world_size=2, local_ranks=ranks)
 
     begin(2, ranks=[0], committed=(40, 1000.5))

@@ -38,6 +38,7 @@ from kdist_trainer.agent.coordination import (
     AgentStore,
     Generation,
     choose_rank_to_renew,
+    failure_to_event,
 )
 from kdist_trainer.agent.exits import GroupResult, RunOutcome, failed, root_cause, stopped
 from kdist_trainer.agent.hangs import RankActivity, Watchdog
@@ -130,7 +131,6 @@ class ElasticAgent(ElasticAgentBase):
             unreachable.
         telemetry: Receives the agent's events and state.
         stop: The requests to stop.
-        start_method: The multiprocessing start method of workers that are functions.
     """
 
     _generation: Generation | None = None
@@ -146,12 +146,11 @@ class ElasticAgent(ElasticAgentBase):
         fail_fast_store: AgentStore,
         telemetry: AgentTelemetry,
         stop: StopSignals,
-        start_method: str,
     ) -> None:
         super().__init__(
             spec,
             DefaultLogsSpecs(log_dir=str(settings.scratch / "torchelastic")),
-            start_method=start_method,
+            start_method="forkserver",
         )
         assert isinstance(spec.rdzv_handler, Rendezvous)  # noqa: S101 - launch makes it so
         self.record: dict[str, Any] = {}
@@ -161,7 +160,6 @@ class ElasticAgent(ElasticAgentBase):
         self._fail_fast_store = fail_fast_store
         self._telemetry = telemetry
         self._stop = stop
-        telemetry.show_job(settings.config, procs=spec.local_world_size)
         self.tracker = TrackerProcess(settings, telemetry.show_tracker)
         self._single_start = SingleStart(settings.config, fail_fast_store)
         self._ledger = RestartLedger(
@@ -299,7 +297,7 @@ class ElasticAgent(ElasticAgentBase):
     def _tell_fault(self, fault: Failure, event: str) -> None:
         """Write a fault of this machine by this event, and show it in `/status` of all agents."""
         with suppress(RuntimeError):  # a store that is away
-            self._ledger.append_fault(fault, event)
+            self._ledger.append_event(**{**failure_to_event(fault), "event": event})
             self._show_machine_faults()
             self._agent_store.post_machine_faults(self._ledger.list_machine_faults)
 
@@ -479,7 +477,7 @@ class ElasticAgent(ElasticAgentBase):
         for worker in group.workers:
             worker.id = self._workers.pid(worker.local_rank)
             if worker.local_rank in new:
-                self._telemetry.rank_started(ranks[worker.local_rank], worker.id)
+                log.event("worker-started", rank=ranks[worker.local_rank], pid=worker.id)
         group.state = WorkerState.HEALTHY
 
     def _tend(self, watchdog: Watchdog, activity: RankActivity) -> None:
@@ -500,7 +498,6 @@ _FAIL_FAST_SECONDS = 3.0
 _STOPPING_SECONDS = 1.0
 """The same once a stop was requested."""
 _RETRY_SECONDS = 1.0
-_RELEASE_SECONDS = 10.0
 
 
 class StoreUnavailableError(KdistTrainerError):
@@ -528,9 +525,7 @@ class StoreClients:
         have read the result.
         """
         if self.is_host is not None:
-            release_store(
-                self.retrying, is_host=self.is_host, agents=agents, seconds=_RELEASE_SECONDS
-            )
+            release_store(self.retrying, is_host=self.is_host, agents=agents)
 
 
 def open_stores(settings: Settings, stop: StopSignals) -> StoreClients:

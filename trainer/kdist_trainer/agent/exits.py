@@ -554,16 +554,13 @@ def describe_full(folders: Iterable[tuple[str, object]], *, has: str = "has") ->
             machine, such as one of an object store, is left out.
         has: `had` in a text that is read later.
     """
-    return "; ".join(filter(None, (_describe(use, folder, has=has) for use, folder in folders)))
+    return "; ".join(filter(None, (describe_room(use, folder, has=has) for use, folder in folders)))
 
 
-def describe_room(use: str, folder: object) -> str:
-    """A sentence about the room of a folder and what makes more; empty for one that is none."""
-    return _describe(use, folder, however=True)
-
-
-def _describe(use: str, folder: object, *, however: bool = False, has: str = "has") -> str:
-    """The sentence if the folder is full, or `however` full it is."""
+def describe_room(use: str, folder: object, *, is_full: bool = True, has: str = "has") -> str:
+    """A sentence about the room of a folder and what makes more, if it `is_full`, or however full
+    it is; empty for what is no folder.
+    """
     if not isinstance(folder, Path):
         return ""
     try:
@@ -578,7 +575,8 @@ def _describe(use: str, folder: object, *, however: bool = False, has: str = "ha
         return ""
     free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
     no_files = found.f_files > 0 and found.f_favail == 0
-    if total == 0 or not (however or no_files or free < min(_LITTLE_BYTES, _LITTLE_SHARE * total)):
+    is_little = no_files or free < min(_LITTLE_BYTES, _LITTLE_SHARE * total)
+    if total == 0 or (is_full and not is_little):
         return ""
     left = "no room for another file" if no_files else f"{_show(free)} free of {_show(total)}"
     return f"storage: {folder} ({use}) {has} {left}: {ADVICE[use]}"

@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
@@ -250,7 +250,7 @@ def launch(settings: Settings) -> int:
         settings, procs, healthy=lambda: not health or health[0].is_healthy(), since=started_at
     )
     status = TrainJobStatusReporter(exporter.status)
-    with LogRelay(settings.scratch, ranks=procs, copy=_keep_log(settings)) as relay:
+    with closing(LogRelay(settings.scratch, ranks=procs, copy=_keep_log(settings))) as relay:
         run = partial(_run_agent, settings, procs, exporter, relay, stop, predecessors, health)
         record = _run_to_record(settings, run)
         forkserver.close_script_forkserver()
@@ -357,13 +357,7 @@ def _run_agent(
     from kdist_trainer.rendezvous.state import open_key
     from kdist_trainer.rendezvous.torch_internals import replace_script_start
 
-    telemetry = AgentTelemetry(
-        exporter,
-        relay,
-        limits=settings.config.restart_limits,
-        managed=settings.config.train is not None,
-        folders=settings.written_folders,
-    )
+    telemetry = AgentTelemetry(exporter, relay, settings, procs=procs)
     # kdist's events report the same as torch's agent
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
@@ -399,7 +393,6 @@ def _run_agent(
         fail_fast_store=fail_fast_store,
         telemetry=telemetry,
         stop=stop,
-        start_method="forkserver",
     )
     health.append(agent)
     agent.run()

@@ -20,7 +20,6 @@ of two files.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -35,7 +34,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import storage
@@ -608,12 +607,6 @@ class LogRelay:
         for descriptor in (*self._streams, self._wake_read, self._wake):
             os.close(descriptor)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _pump(self) -> None:
         poller = select.poll()
         for descriptor in (*self._streams, self._wake_read):
@@ -675,7 +668,7 @@ def _make_pipe(path: Path) -> int:
     os.mkfifo(path, 0o600)
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with contextlib.suppress(OSError):  # above this user's limit
+        with suppress(OSError):  # above this user's limit
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return descriptor
 

@@ -62,13 +62,13 @@ from kdist_trainer.agent.hangs import (
     read_or_empty,
 )
 from kdist_trainer.agent.restart_policy import RULE
+from kdist_trainer.agent.settings import Settings
 from kdist_trainer.agent.worker_group import Survivors, WorkerProcesses
 from kdist_trainer.config import Cause, TrainConfig
 from kdist_trainer.config.train_config import RESTARTS
 from kdist_trainer.instrumentation.fault_handler import stacks_path
 from kdist_trainer.ipc import result
 from kdist_trainer.ipc.failure import Failure
-from kdist_trainer.metrics.status import RunHistory
 from kdist_trainer.processes.descriptors import EXHAUSTED
 from kdist_trainer.processes.liveness import Phase
 from kdist_trainer.processes.signals import StopSignals, kill_deadline, signal_name
@@ -95,47 +95,35 @@ class AgentTelemetry:
     Args:
         exporter: Serves the agent's metrics and status.
         relay: The relay of the workers' output, which prefixes lines with ranks.
-        limits: The job's limits of restarts without progress, if it may restart.
-        managed: Whether the workers run a managed training, not a script.
-        folders: The folders that the training writes to, each with its use.
+        settings: The settings of the agent.
+        procs: The number of workers on this node.
     """
 
     def __init__(
-        self,
-        exporter: Exporter,
-        relay: LogRelay,
-        *,
-        limits: Mapping[str, int],
-        managed: bool = True,
-        folders: Sequence[tuple[str, object]] = (),
+        self, exporter: Exporter, relay: LogRelay, settings: Settings, *, procs: int
     ) -> None:
+        from kdist_trainer.distributed import devices  # which imports torch
+
+        config, folders = settings.config, settings.written_folders
         self._exporter = exporter
         self._relay = relay
-        self._limits = limits
-        self._single_start = False
-        self._managed = managed
+        self._limits = config.restart_limits
+        self._single_start = config.starts_once
+        """Whether ranks may not restart before one has opened the job's checkpoints."""
+        self._managed = config.train is not None
         self._folders = folders
-        self.devices = ""
+        self.devices = devices.describe_devices(procs, config.train)
         """What the ranks of this node run on."""
         self.sources = exporter.sources
         """What `/status` shows."""
         self.sources.full = self.find_full
-        self.sources.room = lambda: "".join(describe_room(use, each) for use, each in folders[:1])
+        self.sources.room = lambda: describe_room(*folders[0], is_full=False)
         self._world_size = 1
         self._waiting_since: float | None = time.monotonic()
 
     def state(self, state: str) -> None:
         """Set the state of the agent, which `/status` shows."""
         self._exporter.set_state(state)
-
-    def show_job(self, config: TrainConfig, *, procs: int) -> None:
-        """Show what the ranks of this node, `procs` in number, run on, and whether they may restart
-        before one has opened the job's checkpoints.
-        """
-        from kdist_trainer.distributed import devices  # which imports torch
-
-        self.devices = devices.describe_devices(procs, config.train)
-        self._single_start = config.starts_once
 
     def show_rendezvous(self, handler: Rendezvous, store: AgentStore) -> None:
         """Have `/status` and the metrics show the other agents, the connections that the exchange
@@ -216,12 +204,9 @@ class AgentTelemetry:
         self._exporter.sources.slow_start = generation.slow_start
         self._relay.begin(ranks, generation=generation.number)
         self._exporter.run_counts.begin(
-            RunHistory(
-                generation.total_restarts or 0,
-                generation.total_lost_steps or 0,
-                generation.committed_step,
-                generation.committed_at,
-            )
+            restarts=generation.total_restarts or 0,
+            lost_steps=generation.total_lost_steps or 0,
+            committed=(generation.committed_step, generation.committed_at),
         )
         self._exporter.set_group(
             generation=generation.number, world_size=world_size, local_ranks=ranks
@@ -268,10 +253,6 @@ class AgentTelemetry:
         budget = self._limits[RESTARTS]
         remaining = max(0, budget - generation.counts.get(RESTARTS, 0))
         self._exporter.set_restarts_remaining(remaining, budget=budget)
-
-    def rank_started(self, rank: int, pid: int) -> None:
-        """A worker process has started."""
-        log.event("worker-started", rank=rank, pid=pid)
 
     def rank_failed(self, failure: Failure, exit_code: int | None) -> None:
         """A worker failed; `exit_code` is None if the agent killed it."""

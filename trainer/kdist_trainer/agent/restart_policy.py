@@ -67,7 +67,7 @@ from kdist_trainer.config import Cause, Exit, TrainConfig
 from kdist_trainer.config.exit_codes import Fault, Rerun
 from kdist_trainer.config.train_config import COUNT, IGNORE, MACHINES, NOTHING, RESTARTS
 from kdist_trainer.formats.machine_faults import list_machine_faults
-from kdist_trainer.formats.untrusted_text import finite_number
+from kdist_trainer.formats.untrusted_text import number_of
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.liveness import RankSnapshot
 from kdist_trainer.rendezvous.state import RendezvousStatus
@@ -266,18 +266,6 @@ def end_for_good(failure: Failure, refusal: str) -> Failure:
     return replace(failure, code=Exit.BUDGET, primary=True, message=message)
 
 
-def end_refused(generation: Generation, known: Failure) -> Failure:
-    """The failure that ends the job at a generation that has not begun.
-
-    Args:
-        generation: The generation.
-        known: What is known of the failure before it.
-    """
-    cause = Cause(generation.cause or Cause.UNKNOWN)
-    failure = replace(known, cause=cause, message=generation.message)
-    return end_for_good(failure, generation.refusal)
-
-
 def judge(
     document: Document,
     number: int,
@@ -315,19 +303,6 @@ def _has_lost_nodes(status: Callable[[], RendezvousStatus]) -> bool:
     except RendezvousError:
         return False
     return bool(found.left or found.silent)
-
-
-class NoRule:
-    """The rule of a job whose workers may always be started again."""
-
-    is_script = applies = False
-
-    def examine(self, document: Document, *, committed: int) -> tuple[str | None, str]:  # noqa: ARG002 - SingleStart's signature
-        """None, and no reason against it."""
-        return None, ""
-
-    def find_end(self, cause: Failure, **_: Any) -> None:
-        """None."""
 
 
 class SingleStart:
@@ -466,7 +441,7 @@ class RestartLedger(RunRecords):
         agent_store: The documents that agents share.
         checkpoints: The folder with the run ledger; None keeps the events in the store.
         limits: The job's limits of restarts without progress.
-        single_start: Whether a script may be started again; None if it may be.
+        single_start: Whether a script may be started again.
         devices: What the ranks of this node run on.
         code: Digest of what the ranks compute by, see `settings.identify_code`.
         environment: What this node computes with, see `settings.describe_environment`.
@@ -478,7 +453,7 @@ class RestartLedger(RunRecords):
         *,
         checkpoints: StoragePath | None,
         limits: Mapping[str, int],
-        single_start: SingleStart | None = None,
+        single_start: SingleStart,
         devices: str = "",
         code: str = "",
         environment: Mapping[str, str] | None = None,
@@ -487,7 +462,7 @@ class RestartLedger(RunRecords):
         self._devices = devices
         self._code = code
         self._environment = environment
-        self.single_start = single_start or NoRule()
+        self.single_start = single_start
         self._limits = limits
 
     def _note_end(
@@ -512,10 +487,6 @@ class RestartLedger(RunRecords):
         code = {CODE: self._code} if failure.signature == REPLICAS_DIFFER else {}
         self.append_failure(failure, **start, **waited, **code)
         return describe_slow_start([*events, {**failure_to_event(failure), **start}])
-
-    def append_fault(self, failure: Failure, name: str) -> None:
-        """Write a fault of this agent's machine, by the event of this name."""
-        self.append_event(**{**failure_to_event(failure), "event": name})
 
     def list_machine_faults(self) -> list[dict[str, Any]]:
         """The faults of machines so far."""
@@ -868,7 +839,7 @@ def _measure(events: Iterable[Event]) -> tuple[list[float], list[float]]:
     since: float | None = None
     for event in events:
         name, number = event["event"], event.get("generation")
-        at = finite_number(event.get("time")) or 0.0
+        at = number_of(event, "time")
         if name == "generation":
             began[number] = at
             if event.get("reason") not in (FAILURE, *PLANNED):  # by hand: nothing was lost
@@ -882,5 +853,5 @@ def _measure(events: Iterable[Event]) -> tuple[list[float], list[float]]:
         elif name == "failure":
             before = began.get(number, at) if since is None else since
             apart = [*apart, max(0.0, at - before)] if event.get(AT_START) else []
-            since = at + (finite_number(event.get(WAITED)) or 0.0)
+            since = at + number_of(event, WAITED)
     return apart, starts

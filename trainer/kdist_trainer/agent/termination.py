@@ -49,7 +49,7 @@ from kdist_trainer.agent.hangs import (
     resolve_root_cause,
 )
 from kdist_trainer.agent.monitor import AgentTelemetry
-from kdist_trainer.agent.restart_policy import RestartLedger, end_refused, final_failure
+from kdist_trainer.agent.restart_policy import RestartLedger, end_for_good, final_failure
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.agent.worker_group import Survivors, WorkerProcesses
 from kdist_trainer.config import Cause, Exit
@@ -296,9 +296,10 @@ class TerminationPolicy:
             Cause.BUDGET, Exit.BUDGET, message, generation=generation.number - 1
         )
         if generation.refusal:
-            failure = end_refused(
-                generation, last if last is not None and last.primary else failure
-            )
+            known = last if last is not None and last.primary else failure
+            cause = Cause(generation.cause or Cause.UNKNOWN)
+            known = replace(known, cause=cause, message=generation.message)
+            failure = end_for_good(known, generation.refusal)
         else:
             states = [state for node in document.get("rank_states", {}).values() for state in node]
             collectives = format_collectives(states)

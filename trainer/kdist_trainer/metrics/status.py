@@ -42,8 +42,7 @@
 All but the first group may be null.
 
 `StatusSources` has the agent's own fields: each is a function that returns its present value and
-waits for nothing. `RunHistory` is what the run did before a worker group, as the agents agree on
-it; `RunCounts` counts on from there.
+waits for nothing. `RunCounts` counts on from what the run did before a worker group.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kdist_trainer import log
 from kdist_trainer.metrics import agent_metrics
@@ -126,39 +125,27 @@ class StatusSources:
         }
 
 
-class RunHistory(NamedTuple):
-    """What the run had come to when a worker group began.
-
-    Attributes:
-        restarts: The worker groups that began after a failure, this one included.
-        lost_steps: The steps that later groups began below.
-        committed_step: The step of its newest checkpoint; None without one.
-        committed_at: When that was committed, in Unix seconds; None if that is not known.
-    """
-
-    restarts: int
-    lost_steps: int
-    committed_step: int | None = None
-    committed_at: float | None = None
-
-
 class RunCounts:
     """The restarts and lost steps of the run. Until the first group of this agent's process they
     are what the processes before it on this node have counted.
     """
 
     def __init__(self) -> None:
-        self._history: RunHistory | None = None
-        self._failures = 0
+        self._restarts: int | None = None
+        self._lost_steps = self._failures = 0
+        self.committed: tuple[int | None, float | None] = (None, None)
+        """Step and Unix time of the newest checkpoint as the latest group began, as far as they are
+        known.
+        """
 
-    @property
-    def committed(self) -> tuple[int | None, float | None]:
-        """Step and time of the newest checkpoint as the latest group began."""
-        return (None, None) if self._history is None else self._history[2:]
-
-    def begin(self, history: RunHistory) -> None:
-        """A worker group begins."""
-        self._history, self._failures = history, 0
+    def begin(
+        self, *, restarts: int, lost_steps: int, committed: tuple[int | None, float | None]
+    ) -> None:
+        """A worker group begins; so often one has begun after a failure, this one included, and so
+        many steps have been lost.
+        """
+        self._restarts, self._lost_steps, self._failures = restarts, lost_steps, 0
+        self.committed = committed
 
     def add_failure(self) -> None:
         """A failure has ended the group, and another one will follow."""
@@ -169,11 +156,10 @@ class RunCounts:
         self._failures = 0
 
     def fields(self, agent: AgentMetrics) -> dict[str, int]:
-        if self._history is None:
+        if self._restarts is None:
             counters = {"restarts": agent_metrics.RESTARTS, "lost_steps": agent_metrics.LOST_STEPS}
             return {name: int(agent.total(metric)) for name, metric in counters.items()}
-        restarts = self._history.restarts + self._failures
-        return {"restarts": restarts, "lost_steps": self._history.lost_steps}
+        return {"restarts": self._restarts + self._failures, "lost_steps": self._lost_steps}
 
 
 _HOSTILE = (Refused.LIMIT, Refused.RESOURCES, Refused.TOKEN)

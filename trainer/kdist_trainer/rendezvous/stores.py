@@ -471,6 +471,7 @@ _RETRY_SECONDS = 0.5
 _CONNECT_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _RELEASED = "kdist/released"
+_RELEASE_SECONDS = 10.0  # how long the host of the store waits for the others at the end
 
 
 def open_tcp_store(
@@ -518,16 +519,15 @@ def open_tcp_store(
             time.sleep(_RETRY_SECONDS)
 
 
-def release_store(store: Store, *, is_host: bool, agents: int, seconds: float) -> None:
+def release_store(store: Store, *, is_host: bool, agents: int) -> None:
     """Record that this agent no longer needs the store.
 
     Args:
         store: The store.
         is_host: Whether this agent hosts it; then it waits for the others.
         agents: The number of agents that release the store.
-        seconds: How long the host waits at most.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _RELEASE_SECONDS
     with suppress(DistError):
         released = store.add(_RELEASED, 1)
         while is_host and released < agents and time.monotonic() < deadline:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, RunLedger, read_lines
 from kdist_trainer.processes.liveness import Heartbeat
 
 HERE = Path(__file__).parent
@@ -53,20 +53,21 @@ class Kill(threading.Thread):
         self.training_has_ended = threading.Event()
         self._folder = folder
         self._ledger = RunLedger(folder / "checkpoints")
+        self._steps = folder / "checkpoints" / FOLDER / STEPS
 
     def run(self) -> None:
         while not self.training_has_ended.wait(0.05):
             if not self.before and self._has_work_to_lose():
                 self.before = list(find_workers(self._folder))
                 os.kill(self.before[-1], signal.SIGKILL)
-            if self.before and self._ledger.read_steps()[-1]["generation"] > 1:
+            if self.before and read_lines(self._steps)[-1]["generation"] > 1:
                 self.after = list(find_workers(self._folder))
                 return
 
     def _has_work_to_lose(self) -> bool:
         commits = [event["step"] for event in self._ledger.events() if event["event"] == "commit"]
         return len(commits) >= 2 and any(
-            line["step"] > commits[-1] + STEPS_BEYOND for line in self._ledger.read_steps()
+            line["step"] > commits[-1] + STEPS_BEYOND for line in read_lines(self._steps)
         )
 
 
@@ -76,7 +77,7 @@ def check(folder: Path, kill: Kill) -> list[tuple[bool, str]]:
     generations = [event for event in ledger.events() if event["event"] == "generation"]
     if len(generations) < 2 or not kill.after:
         return [(False, "the worker was killed while the training ran")]
-    steps = ledger.read_steps()
+    steps = read_lines(folder / "checkpoints" / FOLDER / STEPS)
     first = next(line["step"] for line in steps if line["generation"] == 2)
     kept = generations[1].get("kept_step")
     done: dict[str, Any] = json.loads((folder / "checkpoints" / "DONE").read_text())

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import yaml
 
-from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, RunLedger, read_lines
 from kdist_trainer.processes.liveness import Heartbeat, RankSnapshot
 from tests.trainer.agent.lab import Agent
 from tests.trainer.checkpoint.exported import assert_done_tells_what_is_kept
@@ -168,7 +168,7 @@ class TrainingRun:
 
     def steps(self) -> list[dict[str, Any]]:
         """Lines of the step ledger in the order in which they were written."""
-        return list(RunLedger(self.checkpoints).read_steps())
+        return read_lines(self.checkpoints / FOLDER / STEPS)
 
     def done(self) -> dict[str, Any]:
         """The DONE document."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, read_lines
 from kdist_trainer.config import Checkpointing, Every, Nodes, TrainConfig, Training
 from tests.trainer.agent.forks import fork_agent
 from tests.trainer.checkpoint.exported import assert_done_tells_what_is_kept
@@ -67,7 +67,9 @@ class TrainingRun:
         """Step and exact loss of every line of the ledger."""
         if not (self.checkpoints / "ledger" / "steps.jsonl").exists():
             return []
-        return [(line["step"], line["loss"]) for line in RunLedger(self.checkpoints).read_steps()]
+        return [
+            (line["step"], line["loss"]) for line in read_lines(self.checkpoints / FOLDER / STEPS)
+        ]
 
     def wait_for_end(self) -> dict[str, Any]:
         """The DONE document, once it is there."""

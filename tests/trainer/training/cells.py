@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any, get_args
 
-from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint import ledger
 from kdist_trainer.config import Training
 from tests.trainer.training.tasks import describe, train_here
 
@@ -68,7 +68,7 @@ def document(workload: str, strategy: str, precision: str, **section: Any) -> di
 
 def losses(folder: Path, *, generation: int = 1) -> list[float]:
     """Loss of every step of a generation of the training in `folder`, in order."""
-    lines = RunLedger(folder / "checkpoints").read_steps()
+    lines = ledger.read_lines(folder / "checkpoints" / ledger.FOLDER / ledger.STEPS)
     return [
         float.fromhex(line["loss"])
         for line in sorted(lines, key=lambda line: line["step"])

@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 
 from kdist_trainer import config, worker
 from kdist_trainer.checkpoint import interval
-from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, read_lines
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.config import TrainConfig
@@ -317,7 +317,7 @@ def done(folder: Path) -> dict[str, Any]:
 
 def losses(folder: Path, *, generation: int = 1) -> dict[int, str]:
     """Loss of each step of a generation, in hexadecimal: equal means bitwise identical."""
-    lines = RunLedger(folder / "checkpoints").read_steps()
+    lines = read_lines(folder / "checkpoints" / FOLDER / STEPS)
     return {line["step"]: line["loss"] for line in lines if line["generation"] == generation}
 
 

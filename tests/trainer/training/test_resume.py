@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, RunLedger, read_lines
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.training.training_state import TrainState
 from tests.faults.check_ledger import assert_every_sample_once
@@ -44,9 +44,9 @@ def test_another_number_of_ranks_uses_every_sample_once(
     interrupt(tmp_path, before, epochs=6)
     ended = train_here(describe(virtualShards=4, epochs=6), tmp_path, after, generation=2)
     assert ended == ["done"] * after
-    ledger = RunLedger(tmp_path / "checkpoints")
-    assert_every_sample_once(ledger.read_steps(), total=6 * 50)
-    assert {line["world_size"] for line in ledger.read_steps()} == {before, after}
+    lines = read_lines(tmp_path / "checkpoints" / FOLDER / STEPS)
+    assert_every_sample_once(lines, total=6 * 50)
+    assert {line["world_size"] for line in lines} == {before, after}
 
 
 def test_another_number_of_ranks_learns_the_same(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint.ledger import RunLedger
+from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, RunLedger, read_lines
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.ipc.failure import read
@@ -46,7 +46,8 @@ def test_a_signal_on_one_rank_stops_all_at_one_step_and_nothing_is_lost(
     assert train_here(uninterrupted, tmp_path / "part", size, generation=2) == ["done"] * size
     assert done(tmp_path / "part")["weights"] == done(tmp_path / "whole")["weights"]
     ledger = RunLedger(tmp_path / "part/checkpoints")
-    assert_every_sample_once(ledger.read_steps(), total=8 * 50)
+    lines = read_lines(tmp_path / "part/checkpoints" / FOLDER / STEPS)
+    assert_every_sample_once(lines, total=8 * 50)
     assert min(losses(tmp_path / "part", generation=2)) == checkpoint.step + 1
     assert [event["step"] for event in ledger.events() if event["event"] == "stopped"] == [
         checkpoint.step

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kdist_trainer.checkpoint import commit, storage
-from kdist_trainer.checkpoint.ledger import EVENTS, FOLDER, STEPS, RunLedger
+from kdist_trainer.checkpoint.ledger import EVENTS, FOLDER, STEPS, RunLedger, encode_lines
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import (
     LOGS,
@@ -288,9 +288,9 @@ def copy_records(root: StoragePath, folder: Path) -> dict[str, Any]:
     ledger = RunLedger(root)
     done = CheckpointDirectory(root).read_done()
     events = ledger.events()
-    text = "".join(encode_json(line, separators=(",", ":")) + "\n" for line in events)
+    lines = encode_lines(events)
     storage.make_folder(folder / FOLDER, durable=True)
-    storage.replace(folder / FOLDER / EVENTS, text.encode())
+    storage.replace(folder / FOLDER / EVENTS, lines)
     ledger.copy_steps(folder / FOLDER / STEPS)
     copy = CheckpointDirectory(folder)
     if done is None:

@@ -51,7 +51,7 @@ from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Best, Keep
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.formats.digest import Digest
-from kdist_trainer.formats.untrusted_text import finite_number
+from kdist_trainer.formats.untrusted_text import finite_number, number_of
 from kdist_trainer.metrics.rank_metrics import StepStats
 from kdist_trainer.object_store.errors import ObjectChangedError
 from kdist_trainer.object_store.store import ObjectPath
@@ -334,9 +334,7 @@ def explain_kept(valid: Sequence[Checkpoint], ledger: RunLedger) -> dict[str, li
         keep = Keep.model_validate(commits[-1]["keep"], by_alias=True)
     except ValidationError:  # a newer version has more to say
         return {}
-    return select_kept(
-        valid, events, keep=keep, apart=finite_number(commits[-1].get("apart")) or 0.0
-    )
+    return select_kept(valid, events, keep=keep, apart=number_of(commits[-1], "apart"))
 
 
 def clean_stale(

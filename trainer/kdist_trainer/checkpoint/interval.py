@@ -28,7 +28,12 @@ from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.ledger import Event
 from kdist_trainer.config import Every
 from kdist_trainer.formats.json_text import encode_json
-from kdist_trainer.formats.untrusted_text import MalformedTextError, finite_number, parse_object
+from kdist_trainer.formats.untrusted_text import (
+    MalformedTextError,
+    finite_number,
+    number_of,
+    parse_object,
+)
 
 UNSAVED_VARIABLE = "KDIST_UNSAVED_SECONDS"
 """The environment variable of a rank with the training time since the last commit."""
@@ -65,7 +70,7 @@ def list_generations(events: Iterable[Event]) -> list[TrainedGeneration]:
     running: TrainedGeneration | None = None
     is_ended = False
     for event in events:
-        name, at = event.get("event"), _number(event.get("time"))
+        name, at = event.get("event"), number_of(event, "time")
         if running is not None and not is_ended:
             running = running._replace(ended=max(running.ended, at))
         if name == "first_step":
@@ -73,10 +78,10 @@ def list_generations(events: Iterable[Event]) -> list[TrainedGeneration]:
                 continue  # it was rolled back, and goes on
             if running is not None:
                 found.append(running)
-            began = at - _number(event.get("seconds"))
-            running = TrainedGeneration(int(_number(event.get("generation"))), began, at)
+            began = at - number_of(event, "seconds")
+            running = TrainedGeneration(int(number_of(event, "generation")), began, at)
             is_ended = False
-        elif name in _ENDS and _number(event.get("generation")) == (running and running.number):
+        elif name in _ENDS and number_of(event, "generation") == (running and running.number):
             is_ended = True
             if running is not None and name == "failure":
                 running = running._replace(ended=max(running.began, min(running.ended, at)))
@@ -96,17 +101,13 @@ def unsaved_seconds(events: Iterable[Event], *, in_memory: bool = False) -> floa
     events = list(events)
     # the state of a commit was copied when its save began
     commits = [one for one in events if one.get("event") == "commit"]
-    begun = [_number(one.get("time")) - _number(one.get("seconds")) for one in commits]
+    begun = [number_of(one, "time") - number_of(one, "seconds") for one in commits]
     saved, seconds = max(begun, default=0.0), 0.0
     for one in list_generations(events):
         seconds += max(0.0, one.ended - max(one.began, saved))
         if in_memory and not one.kept:
             seconds = 0.0
     return seconds
-
-
-def _number(value: object) -> float:
-    return finite_number(value) or 0.0
 
 
 _FIRST_RETRY_SECONDS = 10.0

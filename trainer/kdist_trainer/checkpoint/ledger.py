@@ -31,7 +31,7 @@ from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.formats import check_format, stamp
 from kdist_trainer.formats.json_text import encode_json
-from kdist_trainer.formats.untrusted_text import MalformedTextError, finite_number, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, number_of, parse_json
 from kdist_trainer.object_store.store import ObjectPath
 
 _TAIL_BYTES = 1 << 22
@@ -254,30 +254,9 @@ _OTHERS_OF_SEGMENT: Final = 500
 _SUMS: Final = ("seconds", "visible_seconds")
 
 
-def bound_events(path: StoragePath) -> bool:
-    """Write the events of a run again, shorter, if they are too long; returns whether they were.
-    In an object store, no process writes those of another.
-
-    Args:
-        path: of the events.
-
-    Raises:
-        OSError: the storage failed. The events are the old or the new ones.
-    """
-    if not isinstance(path, Path) or path.stat().st_size <= MOST_BYTES:
-        return False
-    with path.open("rb") as former:
-        storage.replace(path, _write(shorten(parse_lines(former.read()))))
-        late = former.read()  # what another process has appended to the former file meanwhile
-    if late:
-        with path.open("ab") as file:
-            file.write(late)
-    return True
-
-
 def shorten_segment(data: bytes) -> bytes:
     """The lines of one object of a process, without details of what is long past."""
-    return _write(shorten(parse_lines(data), others=_OTHERS_OF_SEGMENT))
+    return encode_lines(shorten(parse_lines(data), others=_OTHERS_OF_SEGMENT))
 
 
 def shorten(events: Sequence[Event], *, others: int = _OTHERS) -> list[Event]:
@@ -308,7 +287,7 @@ def merge(commits: Iterable[Event]) -> dict[str, Any]:
     commits = list(commits)
     merged = dict(commits[-1])
     for name in _SUMS:
-        merged[name] = round(sum(_number(each.get(name)) for each in commits), 4)
+        merged[name] = round(sum(number_of(each, name) for each in commits), 4)
     merged["commits"] = sum(count_commits(each) for each in commits)
     merged["written"] = sum(count_bytes_written(each) for each in commits)
     return merged
@@ -322,16 +301,12 @@ def count_commits(event: Event) -> int:
 
 def count_bytes_written(event: Event) -> int:
     """How many bytes the commits of a line have written."""
-    written = event.get("written")
-    return int(_number(event.get("bytes") if written is None else written))
+    return int(number_of(event, "bytes" if event.get("written") is None else "written"))
 
 
-def _write(events: Iterable[Event]) -> bytes:
+def encode_lines(events: Iterable[Event]) -> bytes:
+    """One line of JSON for each."""
     return "".join(encode_json(each, separators=(",", ":")) + "\n" for each in events).encode()
-
-
-def _number(value: object) -> float:
-    return finite_number(value) or 0.0
 
 
 FOLDER = "ledger"
@@ -403,8 +378,7 @@ class StepLedger:
         """Append one line per document in one write; in an object store they are kept until the
         next sync. Raises `OSError`.
         """
-        data = "".join(encode_json(line, separators=(",", ":")) + "\n" for line in lines).encode()
-        self._lines.append(data)
+        self._lines.append(encode_lines(lines))
 
     def sync(self) -> None:
         """Make all lines durable, before a checkpoint of their steps is committed. Raises
@@ -444,10 +418,20 @@ class RunLedger:
             lines.close()
 
     def bound(self) -> bool:
-        """Write the events again, shorter, if there are too many; returns whether there were.
-        Raises `OSError`.
+        """Write the events again, shorter, if they are too long; returns whether they were. In an
+        object store, no process writes those of another. Raises `OSError`; the events are the old
+        or the new ones then.
         """
-        return bound_events(self._events)
+        path = self._events
+        if not isinstance(path, Path) or path.stat().st_size <= MOST_BYTES:
+            return False
+        with path.open("rb") as former:
+            storage.replace(path, encode_lines(shorten(parse_lines(former.read()))))
+            late = former.read()  # what another process has appended to the former file meanwhile
+        if late:
+            with path.open("ab") as file:
+                file.write(late)
+        return True
 
     def events(self) -> list[dict[str, Any]]:
         """All events, oldest first. Raises `OSError` if they exist but cannot be read, or
@@ -457,19 +441,13 @@ class RunLedger:
         for each in events:
             check_format(EVENTS, each)
         if isinstance(self._events, ObjectPath):  # segment after segment
-            events.sort(key=_time_of)
+            events.sort(key=lambda event: number_of(event, "time"))
         return events
 
     def last_generation(self) -> int:
         """The highest recorded generation; 0 before the first."""
         numbers = (one.get("generation") for one in self.events() if one["event"] == "generation")
         return max((number for number in numbers if isinstance(number, int)), default=0)
-
-    def read_steps(self) -> list[dict[str, Any]]:
-        """All lines of `steps.jsonl`, oldest first; a step that was rolled back and repeated has
-        two. It takes a kilobyte of memory for each.
-        """
-        return read_lines(self._steps)
 
     def sum_steps(
         self, events: Iterable[Mapping[str, Any]], *, most: int | None = None
@@ -512,17 +490,12 @@ def find_last_sign(events: Iterable[Mapping[str, Any]], root: StoragePath | None
         root: the checkpoint folder, if there is one.
     """
     now = time.time()
-    times = [_time_of(each) for each in events]
+    times = [number_of(each, "time") for each in events]
     if root is not None:
         with suppress(OSError):
             files = find_files(root / FOLDER / STEPS)
             times += [storage.modified_at(each) or 0.0 for each in files]
     return min(now, max(times, default=now))
-
-
-def _time_of(event: Mapping[str, Any]) -> float:
-    at = event.get("time")
-    return at if isinstance(at, int | float) else 0.0
 
 
 _segments: dict[tuple[int, ObjectPath], LineFile] = {}

@@ -490,9 +490,7 @@ class FolderAccess:
                 log.warn("storage-unavailable", message=f"{error}; ranks go on in place")
 
     def open_late(self) -> None:
-        """Open the folder, if that has failed so far. Raises as the constructor does."""
-        if self.trouble is None:
-            return
+        """Open the folder, which has failed so far. Raises as the constructor does."""
         try:
             self.opened = self._continue_in_place()
         except StorageError as error:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from kdist_trainer.config import CHECKPOINTS_ENDPOINT, CHECKPOINTS_REGION
 from kdist_trainer.formats.digest import Digest, new_hasher
@@ -140,12 +139,7 @@ class DurableFile:
     def __enter__(self) -> DurableFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
         else:

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
-from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed._state_dict_utils import _copy_state_dict as copy_to_cpu
+from torch.distributed._state_dict_utils import _create_cpu_state_dict as allocate_on_cpu
+from torch.distributed.checkpoint._traverse import set_element as set_value
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorProperties
 from torch.serialization import _get_layout as find_layout
@@ -104,32 +105,6 @@ def _is_whole(values: list[Any]) -> bool:
         or (isinstance(one, list) and not _is_whole(one))
         for one in values
     )
-
-
-def set_value(state: dict[str, Any], path: KeyPath, value: Any) -> None:
-    """Set the value at `path` of a nested state."""
-    set_element(state, path, value)
-
-
-def allocate_on_cpu(tensors: dict[str, Tensor], *, pin_memory: bool) -> dict[str, Any]:
-    """Allocate CPU tensors of the same shapes, page-locked with `pin_memory`."""
-    return _create_cpu_state_dict(tensors, pin_memory=pin_memory)
-
-
-def copy_to_cpu(
-    tensors: dict[str, Tensor], buffers: dict[str, Any], *, non_blocking: bool
-) -> dict[str, Any]:
-    """Copy tensors, of a sharded one this rank's part, into what `allocate_on_cpu` gave.
-
-    Args:
-        tensors: what to copy, by flat name.
-        buffers: the CPU tensors, by the same names.
-        non_blocking: return before copies from a device have ended.
-
-    Returns:
-        The filled buffers by flat name.
-    """
-    return _copy_state_dict(tensors, buffers, non_blocking=non_blocking)
 
 
 def set_properties(properties: TensorProperties, state: tuple[Any, ...]) -> None:

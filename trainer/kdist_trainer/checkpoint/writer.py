@@ -38,7 +38,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.tensor import DTensor
-from torch.serialization import get_crc32_options, set_crc32_options
+from torch.utils.serialization import config as serialization
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint import commit, reader, storage, torch_internals
@@ -246,19 +246,6 @@ class DcpPlanner(DefaultSavePlanner):
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         self.flatten_state_dict = True  # so that the plan has the paths
         self.mappings = dict(self._paths)
-
-
-@contextmanager
-def without_crc32() -> Generator[None, None, None]:
-    """Have `torch.save` compute no checksum of each tensor, which nothing would ever compare: the
-    digest of the file covers them all.
-    """
-    before = get_crc32_options()
-    set_crc32_options(False)
-    try:
-        yield
-    finally:
-        set_crc32_options(before)
 
 
 Description = dict[str, ValueKind]
@@ -533,7 +520,8 @@ class Writer:
         planner = DcpPlanner(paths)
         self.is_writing = True
         try:
-            with without_crc32():
+            # no checksum of each tensor, which nothing would ever compare: the file has a digest
+            with serialization.patch("save.compute_crc32", False):  # type: ignore[attr-defined]  # not in its stubs
                 state_dict_saver.save(
                     staged,
                     storage_writer=writer,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -46,6 +47,11 @@ def finite_number(value: object) -> float | None:
     """A number of a document that was read; None if it is none, or not finite."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+
+
+def number_of(document: Mapping[str, Any], name: str) -> float:
+    """The finite number that a document has by this name; 0 without one."""
+    return finite_number(document.get(name)) or 0.0
 
 
 def parse_json(
@@ -117,20 +123,14 @@ def parse_first_value(text: str) -> Any:
     return value
 
 
-def parse_model(
-    model: type[_Model],
-    text: str | bytes,
-    *,
-    max_bytes: int = MAX_BYTES,
-    max_depth: int = MAX_DEPTH,
-) -> _Model:
+def parse_model(model: type[_Model], text: str | bytes) -> _Model:
     """Parse a JSON document into a pydantic model.
 
     Raises:
         MalformedTextError: it is no JSON document, or exceeds a bound.
         pydantic.ValidationError: it is no document of this model; has every problem.
     """
-    document = parse_json(text, max_bytes=max_bytes, max_depth=max_depth)
+    document = parse_json(text)
     # from JSON again: a strict model takes a list for a tuple only there
     return model.model_validate_json(json.dumps(document, allow_nan=False))
 

@@ -13,7 +13,6 @@ import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from kdist_trainer.formats.digest import Digest, new_hasher
@@ -239,12 +238,7 @@ class ObjectWriter:
     def __enter__(self) -> ObjectWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
         else:

@@ -20,7 +20,6 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     model_serializer,
-    model_validator,
 )
 
 from kdist_trainer.config import COMPILE_CACHE, QUANTITY, QUANTITY_OR_NONE, ConfigModel, Seconds
@@ -31,8 +30,8 @@ from kdist_trainer.config.base import (
     OBJECT_NAME,
     RULE,
     Argument,
+    CheckedModel,
     Violation,
-    refuse,
 )
 from kdist_trainer.config.sources import (
     SERVER_URL,
@@ -42,7 +41,7 @@ from kdist_trainer.config.sources import (
     find_server_problem,
 )
 
-__all__ = ["RULE", "Violation", "check_mount", "check_variable", "refuse"]
+__all__ = ["RULE", "Violation", "check_mount", "check_variable"]
 
 # Set for the ranks by torch's elastic agent and kdist; a job that sets them would break its own
 # rendezvous.
@@ -232,7 +231,7 @@ class CodeFile(ConfigModel):
     path: FilePath = Field(description="Path of the file in the code folder, such as `data/a.py`.")
 
 
-class CodeSource(ConfigModel):
+class CodeSource(CheckedModel):
     """The job's own modules or script: a folder next to the job file, or a ConfigMap."""
 
     path: FolderPath | None = Field(
@@ -257,14 +256,9 @@ class CodeSource(ConfigModel):
         ),
     )
 
-    @model_validator(mode="after")
-    def _exactly_one_source(self) -> CodeSource:
+    def _violations(self) -> Iterator[Violation]:
         if (self.path is None) == (self.config_map is None):
             raise ValueError("needs exactly one of path and configMap")
-        refuse(self._violations())
-        return self
-
-    def _violations(self) -> Iterator[Violation]:
         if self.items and self.config_map is None:
             yield Violation("applies to a ConfigMap: it needs configMap", "items", ("items",))
         for index, each in enumerate(self.items):
@@ -280,7 +274,7 @@ class CodeSource(ConfigModel):
         return given if self.path is None else self.path
 
 
-class Checkpoints(ConfigModel):
+class Checkpoints(CheckedModel):
     """Where checkpoints are stored: an existing claim, a claim to create, a bucket, or a folder on
     this machine.
     """
@@ -346,11 +340,6 @@ class Checkpoints(ConfigModel):
         """That of the bucket: `s3`, `gs` or `az`; empty without a bucket."""
         return scheme_of(self.url or "")
 
-    @model_validator(mode="after")
-    def _exactly_one_storage(self) -> Checkpoints:
-        refuse(self._violations())
-        return self
-
     def _violations(self) -> Iterator[Violation]:
         forms = ("claim", "size", "path", "url")
         given = [name for name in forms if getattr(self, name) is not None]
@@ -395,7 +384,7 @@ class SecretKey(ConfigModel):
     key: SecretKeyName = Field(description="Key in the Secret.")
 
 
-class EnvVar(ConfigModel):
+class EnvVar(CheckedModel):
     """One variable of the training's environment."""
 
     name: EnvName = Field(description="Name of the variable.")
@@ -408,18 +397,13 @@ class EnvVar(ConfigModel):
         ),
     )
 
-    @model_validator(mode="after")
-    def _exactly_one_source(self) -> EnvVar:
-        refuse(self._violations())
-        return self
-
     def _violations(self) -> Iterator[Violation]:
         if (self.value is None) == (self.secret is None):
             yield Violation("needs exactly one of value and secret", "", ("value", "secret"))
         yield from check_variable(self.name)
 
 
-class Toleration(ConfigModel):
+class Toleration(CheckedModel):
     """A node taint that the pods tolerate, as in a pod's `tolerations`."""
 
     key: LabelKey | None = Field(
@@ -435,11 +419,6 @@ class Toleration(ConfigModel):
     toleration_seconds: Seconds | None = Field(
         None, description="Seconds before a NoExecute taint evicts the pod."
     )
-
-    @model_validator(mode="after")
-    def _operator_matches_fields(self) -> Toleration:
-        refuse(self._violations())
-        return self
 
     def _violations(self) -> Iterator[Violation]:
         if self.key is None and self.operator != "Exists":
@@ -465,15 +444,10 @@ class Data(UrlSource):
     )
     mount_path: MountPath = Field(description="Path at which the data is mounted on a cluster.")
 
-    @model_validator(mode="after")
-    def _has_a_source(self) -> Data:
-        refuse(self._violations())
-        return self
-
     def _violations(self) -> Iterator[Violation]:
         if self.claim is None and self.path is None and self.url is None:
             yield Violation(NO_SOURCE, "", ("claim", "url", "path"))
         if self.claim is not None and self.url is not None:
             yield Violation(TWO_SOURCES, "url", ("claim", "url"))
         yield from check_mount(self.mount_path)
-        yield from self.check_source()
+        yield from super()._violations()

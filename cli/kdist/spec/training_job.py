@@ -7,6 +7,7 @@ bounded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, ValidationInfo, model_validator
@@ -26,7 +27,7 @@ from kdist.spec.models import (
     Resources,
     Time,
     Toleration,
-    refuse,
+    Violation,
 )
 from kdist.spec.sources import list_sources
 from kdist.spec.validators import CHECKPOINTS_MOUNT, check, check_job
@@ -45,6 +46,7 @@ from kdist_trainer.config import (
     TrainConfig,
     Training,
 )
+from kdist_trainer.config.base import CheckedModel
 from kdist_trainer.formats import JOB_API_VERSION, RUN
 
 API_VERSION: Final = JOB_API_VERSION
@@ -88,7 +90,7 @@ class Metadata(ConfigModel):
     )
 
 
-class Spec(ConfigModel):
+class Spec(CheckedModel):
     """What the job runs, and where. Exactly one of train and script is required."""
 
     backend: Literal["auto", "job", "statefulset", "pytorchjob", "jobset", "trainjob"] = Field(
@@ -214,13 +216,11 @@ class Spec(ConfigModel):
             return {name: value for name, value in spec.items() if name != "standby"}
         return spec
 
-    @model_validator(mode="after")
-    def _rules(self) -> Spec:
-        refuse(check(self))
-        return self
+    def _violations(self) -> Iterator[Violation]:
+        return check(self)
 
 
-class TrainingJob(ConfigModel):
+class TrainingJob(CheckedModel):
     """A distributed PyTorch training that runs on this machine and on any Kubernetes."""
 
     api_version: Literal["kdist.dev/v1alpha1"] = Field(
@@ -230,10 +230,8 @@ class TrainingJob(ConfigModel):
     metadata: Metadata = Field(description="Name, namespace, labels and annotations.")
     spec: Spec = Field(description="What the job runs, and where.")
 
-    @model_validator(mode="after")
-    def _rules(self) -> TrainingJob:
-        refuse(check_job(self))
-        return self
+    def _violations(self) -> Iterator[Violation]:
+        return check_job(self)
 
     @property
     def restart_limit(self) -> int:

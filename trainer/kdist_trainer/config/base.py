@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import RLock
 from types import ModuleType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -171,3 +171,16 @@ def refuse(violations: Iterable[Violation]) -> None:
     if found:
         text = "; ".join(f"{each[1]} {each[0]}".lstrip() for each in found)
         raise PydanticCustomError(RULE, "{text}", {"text": text, "violations": found})
+
+
+class CheckedModel(ConfigModel):
+    """A section with rules across its fields."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse(self._violations())
+        return self
+
+    def _violations(self) -> Iterator[Violation]:
+        """The broken rules."""
+        raise NotImplementedError

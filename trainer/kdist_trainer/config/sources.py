@@ -11,16 +11,15 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from kdist_trainer.config.base import (
     DIGEST,
     LABEL,
     OBJECT_NAME,
     Bytes,
-    ConfigModel,
+    CheckedModel,
     Violation,
-    refuse,
 )
 
 URL: Final = r"^[A-Za-z][-+.A-Za-z0-9]*://[^\x00-\x20\x7f]+$"
@@ -119,7 +118,7 @@ OF_URL: Final = ("endpoint", "region", "secret", "size", "sha256")
 """Fields that say how a URL is fetched."""
 
 
-class UrlSource(ConfigModel):
+class UrlSource(CheckedModel):
     """A URL, and how it is fetched."""
 
     url: Annotated[str, Field(pattern=URL, max_length=2048)] | None = Field(
@@ -161,8 +160,7 @@ class UrlSource(ConfigModel):
         ),
     )
 
-    def check_source(self) -> Iterator[Violation]:
-        """The broken rules of these fields."""
+    def _violations(self) -> Iterator[Violation]:
         if self.url is None:
             for name in OF_URL:
                 if getattr(self, name) is not None:
@@ -230,16 +228,11 @@ class Init(UrlSource):
         ),
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Init:
-        refuse(self._violations())
-        return self
-
     def _violations(self) -> Iterator[Violation]:
         if (self.path is None) == (self.url is None):
             yield Violation(ONE_SOURCE, "", ("path", "url"))
         else:
-            yield from self.check_source()
+            yield from super()._violations()
 
     @property
     def source(self) -> str:

@@ -7,13 +7,12 @@ stored in the job's ConfigMap.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from kdist.manifest import job_selector
-from kdist.status import WorkloadState
+from kdist.status import WorkloadState, documents
 
 # commands that only read jobs do not need the fields of job.yaml, which are slow to import
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Placement:
     code: Mapping[str, bytes] | None = None
 
 
-class Backend(ABC):
+class Backend:
     """A workload kind.
 
     Attributes:
@@ -53,6 +52,8 @@ class Backend(ABC):
         api_version: of the workload.
         kind: of the workload.
         template: name of its template.
+        host: DNS name of node 0's pod of job `name`, within the job's namespace.
+        success: type of the condition of a workload that has succeeded.
         container: name that the kind requires for the training's container.
         parts: templates that its own one includes, innermost first.
         restart_policy: of the pods; empty if the controller sets it.
@@ -73,6 +74,8 @@ class Backend(ABC):
     api_version: ClassVar[str]
     kind: ClassVar[str]
     template: ClassVar[str]
+    host: ClassVar[str] = "{name}-0.{name}"  # within the job's headless Service
+    success: ClassVar[str] = "Complete"
     container: ClassVar[str] = "trainer"
     parts: ClassVar[tuple[str, ...]] = ()
     restart_policy: ClassVar[Literal["Never", "Always", ""]] = "Never"
@@ -84,10 +87,6 @@ class Backend(ABC):
     refusals: ClassVar[tuple[str, ...]] = ("immutable", "cannot be changed", "cannot be updated")
     uid_label: ClassVar[str] = ""
     reuses_pod_names: ClassVar[bool] = False
-
-    @abstractmethod
-    def first_host(self, name: str) -> str:
-        """DNS name of node 0's pod, within the job's namespace."""
 
     def values(self, job: TrainingJob, placement: Placement) -> dict[str, Any]:  # noqa: ARG002 - the kinds' signature
         """Values for the kind's template in addition to the job."""
@@ -152,13 +151,25 @@ class Backend(ABC):
         """
         return rendered
 
-    @abstractmethod
-    def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:
-        """Merge patch that suspends the workload, or resumes it with `nodes` pods."""
+    def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:  # noqa: ARG002 - the kinds' signature
+        """Merge patch that suspends the workload, or resumes it with `nodes` pods. Those of a
+        suspended Job end by SIGTERM, which saves.
+        """
+        return {"spec": {"suspend": suspended}}
 
-    @abstractmethod
     def read(self, workload: Mapping[str, Any]) -> WorkloadState:
-        """The state of a workload, from its object."""
+        """The state of a workload, from its object. Without counts where the kind counts Jobs, not
+        pods.
+        """
+        ends = [documents.condition(workload, each) for each in (self.success, "Failed")]
+        done, broken = (each if each.get("status") == "True" else {} for each in ends)
+        condition = done or broken
+        return WorkloadState(
+            suspended=bool((workload.get("spec") or {}).get("suspend")),
+            finished="succeeded" if done else "failed" if broken else None,
+            reason=documents.text(condition, "reason"),
+            message=documents.text(condition, "message"),
+        )
 
 
 def warn_of_size(job: TrainingJob) -> list[str]:
@@ -192,16 +203,6 @@ def backoff_limit(job: TrainingJob) -> int:
 def is_elastic(job: TrainingJob) -> bool:
     """Whether the job can run with fewer nodes than its maximum."""
     return job.spec.nodes.min < job.spec.nodes.max
-
-
-def find_condition(workload: Mapping[str, Any], *types: str) -> Mapping[str, Any]:
-    """The first of these conditions that is true; empty if none is."""
-    conditions: Sequence[Mapping[str, Any]] = (workload.get("status") or {}).get("conditions") or ()
-    for wanted in types:
-        for condition in conditions:
-            if condition.get("type") == wanted and condition.get("status") == "True":
-                return condition
-    return {}
 
 
 def _sidecars(job: TrainingJob) -> list[str]:
@@ -241,23 +242,3 @@ def _storage_limits(job: TrainingJob) -> Iterator[str]:
             f"mount the claim, so the job's {nodes} pods "
             "may not all start; use ReadWriteMany"
         )
-
-
-def read_end(workload: Mapping[str, Any], succeeded: str, failed: str) -> WorkloadState:
-    """How the workload ended, if it did.
-
-    Args:
-        workload: the workload.
-        succeeded: type of the condition for success.
-        failed: type of the condition for failure.
-
-    Returns:
-        The state without the counts of pods.
-    """
-    done, broken = find_condition(workload, succeeded), find_condition(workload, failed)
-    condition = done or broken
-    return WorkloadState(
-        finished="succeeded" if done else "failed" if broken else None,
-        reason=str(condition.get("reason", "")),
-        message=str(condition.get("message", "")),
-    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kdist.backends.base import Backend, Placement, is_elastic, read_end
+from kdist.backends.base import Backend, Placement, is_elastic
 from kdist.status import WorkloadState
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ class IndexedJob(Backend):
     deletes_itself = True
     sizes = ("completions", "parallelism", "selector", "successPolicy", "suspend")
     uid_label = "batch.kubernetes.io/controller-uid"
-
-    def first_host(self, name: str) -> str:
-        """Its hostname within the job's headless Service."""
-        return f"{name}-0.{name}"
 
     def values(self, job: TrainingJob, placement: Placement) -> dict[str, Any]:  # noqa: ARG002 - the kinds' signature
         """Annotations that let Kueue scale the running job; they cannot be added later."""
@@ -57,18 +53,13 @@ class IndexedJob(Backend):
         policy = (workload.get("spec") or {}).get("successPolicy")
         return {**rendered, "spec": spec | ({"successPolicy": policy} if policy else {})}
 
-    def suspend_patch(self, suspended: bool, *, nodes: int = 1) -> dict[str, Any]:  # noqa: ARG002 - the count stays
-        """Pods of a suspended Job end by SIGTERM, which saves."""
-        return {"spec": {"suspend": suspended}}
-
     def read(self, workload: Mapping[str, Any]) -> WorkloadState:
         """Counts are pods."""
         status = workload.get("status") or {}
         return replace(
-            read_end(workload, "Complete", "Failed"),
+            super().read(workload),
             active=int(status.get("active") or 0),
             ready=int(status.get("ready") or 0),
             succeeded=int(status.get("succeeded") or 0),
             failed=int(status.get("failed") or 0),
-            suspended=bool((workload.get("spec") or {}).get("suspend")),
         )

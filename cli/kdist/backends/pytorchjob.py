@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kdist.backends.base import Backend, read_end
+from kdist.backends.base import Backend
 from kdist.status import WorkloadState
 
 if TYPE_CHECKING:
@@ -22,15 +22,13 @@ class PyTorchJob(Backend):
     api_version = "kubeflow.org/v1"
     kind = "PyTorchJob"
     template = "pytorchjob.yaml.j2"
+    host = "{name}-worker-0"  # the operator's own Service
+    success = "Succeeded"
     container = "pytorch"
     restart_policy = ""
     keeps_template = True
     sizes = ("maxReplicas", "minReplicas", "replicas", "suspend")
     reuses_pod_names = True
-
-    def first_host(self, name: str) -> str:
-        """The operator's own Service for worker 0."""
-        return f"{name}-worker-0"
 
     def _limits(self, job: TrainingJob) -> Iterator[str]:
         yield (
@@ -73,7 +71,7 @@ class PyTorchJob(Backend):
         """Counts are worker pods; the operator does not count the ready ones."""
         counts = ((workload.get("status") or {}).get("replicaStatuses") or {}).get("Worker") or {}
         return replace(
-            read_end(workload, "Succeeded", "Failed"),
+            super().read(workload),
             active=int(counts.get("active") or 0),
             succeeded=int(counts.get("succeeded") or 0),
             failed=int(counts.get("failed") or 0),

@@ -28,10 +28,6 @@ class StatefulSet(Backend):
     refusals = (*Backend.refusals, "updates to statefulset spec")
     reuses_pod_names = True
 
-    def first_host(self, name: str) -> str:
-        """Its stable name within the job's headless Service."""
-        return f"{name}-0.{name}"
-
     def _limits(self, job: TrainingJob) -> Iterator[str]:
         yield (
             "a StatefulSet never completes: its pods hold their resources until a kdist command "

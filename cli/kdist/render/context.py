@@ -159,7 +159,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "rendezvous": placement.rendezvous,
         "rendezvous_suffix": RENDEZVOUS_SUFFIX,
         "exchange_secret": name_exchange_secret(job, placement),
-        "host": f"{backend.first_host(name)}:{RENDEZVOUS_PORT}",
+        "host": f"{backend.host.format(name=name)}:{RENDEZVOUS_PORT}",
         "metrics_port": METRICS_PORT,
         "selector": {JOB_LABEL: trace_value(name, "metadata.name")},
         "avoid_labels": {AVOID_LABEL: trace_value(name, "metadata.name")},

@@ -16,7 +16,7 @@ from typing import Any
 from bench.gpu.launched import launch_job
 from bench.gpu.parts import Order
 from bench.gpu.training import SHAPES, describe
-from kdist.agents.client import METRICS_BYTES, LoopbackTransport
+from kdist.agents.client import METRICS_BYTES, PodTransport
 from kdist.agents.metrics import parse
 from kdist.job.local.agents import ports
 from kdist_trainer.metrics.exporter import CATALOGUE
@@ -55,7 +55,7 @@ def scrape(root: Path) -> Scrape:
     """What the run's agent exports; empty until it answers."""
     found: Scrape = {}
     for port in ports(root).values():
-        page = LoopbackTransport(port).get("/metrics", timeout=5.0, most=METRICS_BYTES)
+        page = PodTransport("127.0.0.1", port).get("/metrics", timeout=5.0, most=METRICS_BYTES)
         for sample in parse(page.decode() if page else ""):
             found.setdefault(sample.name, []).append(sample.value)
     return found

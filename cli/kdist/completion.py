@@ -89,16 +89,14 @@ def _list_runs() -> list[str]:
 
 def _list_jobs(place: Place) -> list[str]:
     from kdist.cluster import kubeconfig
-    from kdist.manifest import JOB_LABEL
+    from kdist.manifest import JOB_LABEL, TRAINING_JOB
 
     if not kubeconfig.exists(place.kubeconfig):
         return []
-    from kdist.cluster import list_resources
-
     connection = place.connect(patience=SECONDS)
     listed = connection.list("v1", "ConfigMap", selector=JOB_LABEL, metadata_only=True)
     names = [str(each["metadata"]["labels"][JOB_LABEL]) for each in listed]
-    return [*names, *_names(list_resources(connection))]
+    return [*names, *_names(connection.list_readable(*TRAINING_JOB))]
 
 
 def _names(documents: Iterable[Any]) -> list[str]:

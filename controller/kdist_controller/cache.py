@@ -327,5 +327,4 @@ class Informer:
         self.synced.set()
         self.notify(changed)
         for change, document in self.cluster.follow(*self.kind, since=version, **query):
-            if change != "BOOKMARK":
-                self.notify((self.sink.drop if change == "DELETED" else self.sink.put)(document))
+            self.notify((self.sink.drop if change == "DELETED" else self.sink.put)(document))

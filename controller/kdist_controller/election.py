@@ -14,8 +14,8 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
-from kdist.cluster import ApiError, Cluster
-from kdist.errors import KdistError, NotFoundError
+from kdist.cluster import ApiError, Cluster, guard
+from kdist.errors import KdistError
 from kdist.status import documents
 from kdist.threads import OnError, start_thread
 
@@ -114,12 +114,9 @@ class Election:
         begun = time.monotonic()
         try:
             held = self._take()
-        except ApiError as error:
-            if error.status != HTTPStatus.CONFLICT:
-                _log.warning("cannot change the Lease: %s", error)
-            return False
         except KdistError as error:
-            _log.warning("cannot change the Lease: %s", error)
+            if not (isinstance(error, ApiError) and error.status == HTTPStatus.CONFLICT):
+                _log.warning("cannot change the Lease: %s", error)
             return False
         self._tried.set()
         if held:
@@ -133,9 +130,8 @@ class Election:
             "leaseDurationSeconds": max(1, round(self._lease_seconds)),
             "renewTime": now,
         }
-        try:
-            found = self._cluster.get(_API_VERSION, _KIND, self._name)
-        except NotFoundError:
+        found = self._cluster.look_up(_API_VERSION, _KIND, self._name)
+        if found is None:
             lease = {
                 "apiVersion": _API_VERSION,
                 "kind": _KIND,
@@ -161,7 +157,4 @@ class Election:
 
     def _patch(self, found: dict[str, Any], spec: dict[str, Any]) -> None:
         """Change the Lease as it was read. Raises `ApiError` (409) if it has changed since."""
-        metadata = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
-        self._cluster.send_patch(
-            _API_VERSION, _KIND, self._name, {"metadata": metadata, "spec": spec}
-        )
+        self._cluster.send_patch(_API_VERSION, _KIND, self._name, guard({"spec": spec}, found))

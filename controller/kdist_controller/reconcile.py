@@ -42,7 +42,6 @@ from kdist_controller.resource import (
     list_children,
 )
 from kdist_controller.status import Decision, Stage, ended_at, is_terminal, report
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 _POLL_SECONDS = 1.0  # while agents learn new limits
 _FOREIGN_SECONDS = 30.0  # until a foreign object of which nothing is heard is looked at again
@@ -416,8 +415,5 @@ def _correct_limits(
 
 def _read_limits(config_map: Document | None) -> tuple[int | None, int | None]:
     """The limits on the number of nodes that the agents read."""
-    try:
-        found = parse_json(documents.text(config_map, "data", "nodes.json"))
-    except MalformedTextError:
-        return None, None
+    found = documents.parse(documents.text(config_map, "data", "nodes.json"))
     return documents.integer(found, "min"), documents.integer(found, "max")

@@ -56,7 +56,9 @@ class AgentTransport(Protocol):
 
 @dataclass(frozen=True)
 class PodTransport:
-    """Straight to a host, which a pod of the same cluster reaches another one by."""
+    """Straight to a host, which a pod of the same cluster reaches another one by, or to a port on
+    this machine.
+    """
 
     host: str
     port: int = METRICS_PORT
@@ -74,13 +76,6 @@ class PodTransport:
                 return body if len(body) <= most and not response.length else None
         except (OSError, OverflowError, http.client.HTTPException):
             return None
-
-
-class LoopbackTransport(PodTransport):
-    """To a port on this machine."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__("127.0.0.1", port)
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,7 @@ class TunnelTransport:
     def get(self, path: str, *, timeout: float, most: int) -> bytes | None:
         try:
             with self.cluster.forward(self.pod, METRICS_PORT, namespace=self.namespace) as port:
-                return LoopbackTransport(port).get(path, timeout=timeout, most=most)
+                return PodTransport("127.0.0.1", port).get(path, timeout=timeout, most=most)
         except (KdistError, OSError):
             return None
 

@@ -10,7 +10,7 @@ take half a second to import.
 """
 
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
-from kdist.cluster.client import Applied, Cluster, connect, find_resource, list_resources, normalize
+from kdist.cluster.client import Applied, Cluster, connect, guard, normalize
 from kdist.cluster.job_objects import JobObjects, find_makers
 from kdist.cluster.kubeconfig import Impersonation
 from kdist.cluster.streams import ExecSession
@@ -31,7 +31,6 @@ __all__ = [
     "deadline",
     "describe_owner",
     "find_makers",
-    "find_resource",
-    "list_resources",
+    "guard",
     "normalize",
 ]

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kdist.errors import Code, KdistError, NotFoundError
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
+from kdist.status import documents
 
 _FORBIDDEN = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>[\w:-]+) resource "(?P<resource>[^"]+)"'
@@ -68,11 +68,8 @@ class ApiNotFoundError(NotFoundError, ApiError):
 
 def read_status(body: bytes) -> dict[str, Any]:
     """The API's `Status` document in an answer; empty where a proxy or something else answered."""
-    try:
-        found = parse_json(body)
-    except MalformedTextError:
-        return {}
-    return found if isinstance(found, dict) and found.get("kind") == "Status" else {}
+    found = documents.parse(body)
+    return found if found.get("kind") == "Status" else {}
 
 
 def explain(

@@ -21,7 +21,7 @@ from kdist.cluster.kubeconfig import Impersonation
 from kdist.cluster.streams import PodStreams
 from kdist.cluster.transport import READ_SECONDS, ApiRequest, ApiResponse, Transport
 from kdist.cluster.watch import ObjectLists
-from kdist.manifest import TRAINING_JOB, Manifest
+from kdist.manifest import Manifest
 
 Document = dict[str, Any]
 
@@ -462,17 +462,3 @@ class Cluster(Objects, PodStreams):
         except ApiNotFoundError:
             return ""
         return str(((found.get("status") or {}).get("userInfo") or {}).get("username") or "")
-
-
-def find_resource(cluster: Cluster, name: str, namespace: str | None = None) -> Document | None:
-    """The TrainingJob of this name; None if there is none, if the cluster serves no TrainingJobs,
-    or if the user may not read them.
-    """
-    return cluster.find_readable(*TRAINING_JOB, name, namespace)
-
-
-def list_resources(cluster: Cluster, namespace: str | None = None, **which: Any) -> list[Document]:
-    """The TrainingJobs that `which` chooses, as for `list`; none if the cluster serves none, or the
-    user may not list them.
-    """
-    return cluster.list_readable(*TRAINING_JOB, namespace=namespace, **which)

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from kdist.errors import Code, KdistError, UsageError
@@ -75,18 +75,6 @@ def read_small_file(file: Path) -> str:
         return data.decode()
     except UnicodeDecodeError:
         raise ValueError(f"{file} is no text") from None
-
-
-class CredentialSource(Protocol):
-    """Provides valid credentials."""
-
-    def get(self) -> Credential:
-        """The credentials. Raises `KdistError` with code UNREACHABLE if there are none."""
-        ...
-
-    def forget(self) -> bool:
-        """Drop credentials that the server rejected; whether `get` can return others."""
-        ...
 
 
 class Fixed(NamedTuple):
@@ -234,6 +222,11 @@ def _collect(stream: Any, collected: bytearray, live: bool) -> None:
         if live:
             os.write(2, chunk)
 
+
+CredentialSource = Fixed | TokenFile | Plugin
+"""Its `get` returns valid credentials, or raises `KdistError` with code UNREACHABLE; `forget` drops
+those that the server rejected, and says whether `get` can return others.
+"""
 
 CONNECT_SECONDS = 10.0
 _SWITCHING_PROTOCOLS = 101

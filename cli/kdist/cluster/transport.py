@@ -25,7 +25,7 @@ from kdist.cluster.api_errors import ApiError, explain, read_status
 from kdist.cluster.kubeconfig import CONNECT_SECONDS, Access, Credential
 from kdist.errors import Code, KdistError
 from kdist.manifest import to_json
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
 from kdist_trainer.network.deadline_http import Pace, TooLargeError
 
 JITTER = random.SystemRandom()  # not the module's generator, which user code may have seeded
@@ -283,10 +283,8 @@ class ApiResponse:
         an API server answered.
         """
         try:
-            found = parse_json(self.body, max_bytes=MOST_BYTES)
+            return parse_object(self.body, max_bytes=MOST_BYTES)
         except MalformedTextError:
-            found = None
-        if not isinstance(found, dict):
             raise KdistError(
                 f"{self.source} answers, but not like an API server",
                 hint=(
@@ -294,8 +292,7 @@ class ApiResponse:
                     "kubeconfig"
                 ),
                 code=Code.UNREACHABLE,
-            )
-        return found
+            ) from None
 
 
 class Transport:

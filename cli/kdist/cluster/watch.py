@@ -141,54 +141,32 @@ class ObjectLists:
         api_version: str,
         kind: str,
         *,
-        namespace: str | None = None,
-        all_namespaces: bool = False,
         selector: str = "",
         timeout: float | None = None,
-        since: str = "",
     ) -> Iterator[tuple[str, Document]]:
-        """Watch objects for `timeout` seconds, or without limit.
+        """Watch objects of the namespace for `timeout` seconds, or without limit.
 
-        Yields (ADDED | MODIFIED | DELETED, object) for those that exist, then for every change;
-        with `since`, the resourceVersion of a list, only the changes after it. It survives lost
-        connections and expired versions (410) without missing a final state.
+        Yields (ADDED | MODIFIED | DELETED, object) for those that exist, then for every change. It
+        survives lost connections and expired versions (410) without missing a final state.
         """
-        scope = None if all_namespaces else namespace or self.namespace
-        end = deadline(timeout)
-        version, known = since, dict[str, Document]()
+        query: dict[str, Any] = {"namespace": self.namespace, "selector": selector}
+        end, known = deadline(timeout), dict[str, Document]()
         while True:
-            if not version:
-                listed, version = self.list_with_version(
-                    api_version,
-                    kind,
-                    namespace=scope,
-                    selector=selector,
-                )
-                yield from _compare(known, listed)
-            left = end - time.monotonic()
-            if left <= 0:
-                return
-            request = _watch_request(api_version, kind, scope, selector, version, left)
+            listed, version = self.list_with_version(api_version, kind, **query)
+            yield from _compare(known, listed)
             try:
-                for change, document in self._events(request):
-                    version = document["metadata"]["resourceVersion"]
-                    if change == "BOOKMARK":
-                        continue
+                for change, document in self.follow(
+                    api_version, kind, **query, since=version, end=end
+                ):
                     if change == "DELETED":
                         known.pop(document["metadata"]["uid"], None)
                     else:
                         known[document["metadata"]["uid"]] = document
                     yield change, document
-                    if time.monotonic() >= end:
-                        return
-            except ConnectionError:
-                # do not busy-loop against a server that closes every watch at once; the next
-                # request continues from the last version, and reports an outage
-                time.sleep(FIRST_PAUSE)
+                return
             except ApiError as error:
                 if error.status != HTTPStatus.GONE:
                     raise
-                version = ""
 
     def follow(
         self,
@@ -200,16 +178,16 @@ class ObjectLists:
         since: str,
         metadata_only: bool = False,
         trim: Trim = keep,
+        end: float = math.inf,
     ) -> Iterator[tuple[str, Document]]:
         """Every change after the resourceVersion `since` of `list_with_version`, whose arguments
-        these are, for whoever keeps a copy of the objects.
+        these are, until the monotonic time `end`, for whoever keeps a copy of the objects.
 
-        Yields (ADDED | MODIFIED | DELETED, object), and (BOOKMARK, {}) whenever the server has
-        shown that nothing was missed. It survives lost connections. Raises `ApiError` with status
-        410 when `since` has expired: the objects must be listed again.
+        Yields (ADDED | MODIFIED | DELETED, object). It survives lost connections. Raises `ApiError`
+        with status 410 when `since` has expired: the objects must be listed again.
         """
-        while True:
-            request = _watch_request(api_version, kind, namespace, selector, since, math.inf)
+        while (left := end - time.monotonic()) > 0:
+            request = _watch_request(api_version, kind, namespace, selector, since, left)
             if metadata_only:
                 request = replace(request, accept=_METADATA)
             try:
@@ -217,12 +195,12 @@ class ObjectLists:
                     since = document["metadata"]["resourceVersion"]
                     if change != "BOOKMARK":
                         yield change, trim({**document, "apiVersion": api_version, "kind": kind})
-                    else:
-                        yield change, {}
+                    if time.monotonic() >= end:
+                        return
             except ConnectionError:
+                # do not busy-loop against a server that closes every watch at once; the next
+                # request continues from the last version, and reports an outage
                 time.sleep(FIRST_PAUSE)
-                continue
-            yield "BOOKMARK", {}
 
     def _events(self, request: ApiRequest) -> Iterator[tuple[str, Document]]:
         """Events of one connection. Raises `ApiError` for an event of type ERROR."""

@@ -252,15 +252,9 @@ def _find_kind(
     yield from listed
     names = {each["metadata"]["name"] for each in listed}
     for given in (name, *(f"{name}{suffix}" for of, suffix in _DERIVED if of == kind)):
-        if given in names:
-            continue
-        try:
-            yield cluster.get(api_version, kind, given)
-        except NotFoundError:
-            continue
-        except ApiError as error:
-            if error.status != 403:
-                raise
+        found = None if given in names else cluster.find_readable(api_version, kind, given)
+        if found is not None:
+            yield found
 
 
 def split(objects: Iterable[Manifest]) -> tuple[list[Manifest], list[Manifest]]:

@@ -58,8 +58,6 @@ def uses_resource(cluster: Cluster, name: str, *, direct: bool) -> bool:
     Raises:
         KdistError: the job exists, and was sent the other way.
     """
-    from kdist.cluster import find_resource
-
     api_version, kind = TRAINING_JOB
     named = Manifest({"apiVersion": api_version, "kind": kind, "metadata": {"name": name}})
     served = not direct and cluster.serves(*TRAINING_JOB)
@@ -69,7 +67,7 @@ def uses_resource(cluster: Cluster, name: str, *, direct: bool) -> bool:
         if find_owner(found, "ConfigMap") == name and find_owning_resource(found) is None:
             raise _refuse_resource(cluster, name)
         return True
-    if (served or direct) and find_resource(cluster, name) is not None:
+    if (served or direct) and cluster.find_readable(*TRAINING_JOB, name) is not None:
         raise refuse_direct(cluster, name)
     return False
 
@@ -146,10 +144,8 @@ def plan_resource(cluster: Cluster, job: TrainingJob, *, base: Path) -> Resource
     Raises:
         KdistError: the job cannot run on the cluster as it is.
     """
-    from kdist.cluster import find_resource
-
     name = job.metadata.name
-    before = find_resource(cluster, name)
+    before = cluster.find_readable(*TRAINING_JOB, name)
     metadata = job.metadata.model_copy(update={"namespace": cluster.namespace})
     job = job.model_copy(update={"metadata": metadata})
     code = None

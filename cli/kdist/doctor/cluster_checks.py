@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist import backends, rbac
 from kdist.backends import operators
-from kdist.cluster import ApiError, ApiNotFoundError, list_resources
+from kdist.cluster import ApiError, ApiNotFoundError
 from kdist.doctor.finding import Finding, missing, note, ok, unknown
 from kdist.errors import Code
 from kdist.manifest import TRAINING_JOB, group_kind
@@ -399,7 +399,8 @@ def check_training_jobs(cluster: Cluster) -> Iterator[Finding]:
         yield ok(title, "`kdist apply` sends one, and kdist's controller creates the objects")
     now = time.time()
     states = {
-        str(each["metadata"]["name"]): read_resource(each) for each in list_resources(cluster)
+        str(each["metadata"]["name"]): read_resource(each)
+        for each in cluster.list_readable(*TRAINING_JOB)
     }
     silent = [name for name, state in states.items() if state.explain(now)[1] == "NoController"]
     if silent:

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
+
 Document = Mapping[str, Any]
 
 _EMPTY: Document = {}
@@ -22,6 +24,14 @@ _NON_FINITE = {
     "-Infinity": -math.inf,
     "NaN": math.nan,
 }
+
+
+def parse(found: str | bytes | None, *, allow_nan: bool = False) -> dict[str, Any]:
+    """Return the JSON object in a text; an empty one if there is none."""
+    try:
+        return parse_object(found or b"", allow_nan=allow_nan)
+    except MalformedTextError:
+        return {}
 
 
 def at(document: object, *path: str) -> Any:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kdist.agents.client import STATUS_BYTES, AgentClient, LoopbackTransport
+from kdist.agents.client import STATUS_BYTES, AgentClient, PodTransport
 from tests import hostile
 from tests.cli.conftest import ServeAgent
 
@@ -25,7 +25,7 @@ class Recording:
 
 
 def test_a_sample_holds_status_and_metrics(serve_agent: ServeAgent) -> None:
-    client = AgentClient(LoopbackTransport(serve_agent(b'{"step": 5}', 200)))
+    client = AgentClient(PodTransport("127.0.0.1", serve_agent(b'{"step": 5}', 200)))
     sample = client.sample()
     assert sample is not None
     assert sample.status == {"step": 5}
@@ -38,20 +38,20 @@ def test_a_sample_holds_status_and_metrics(serve_agent: ServeAgent) -> None:
 def test_a_response_that_is_no_status_is_none(
     serve_agent: ServeAgent, body: bytes, status: int
 ) -> None:
-    client = AgentClient(LoopbackTransport(serve_agent(body, status)))
+    client = AgentClient(PodTransport("127.0.0.1", serve_agent(body, status)))
     assert client.status() is None
     assert client.sample() is None
 
 
 @pytest.mark.parametrize("port", [0, 70000])
 def test_an_impossible_port_gives_no_status(port: int) -> None:
-    assert AgentClient(LoopbackTransport(port)).status() is None
+    assert AgentClient(PodTransport("127.0.0.1", port)).status() is None
 
 
 def test_an_agent_that_accepts_and_stays_silent_is_given_up_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
-        client = AgentClient(LoopbackTransport(silent.getsockname()[1]), timeout=0.2)
+        client = AgentClient(PodTransport("127.0.0.1", silent.getsockname()[1]), timeout=0.2)
         assert client.status() is None
     assert time.monotonic() - began < 60
 
@@ -68,7 +68,7 @@ def test_the_first_transport_that_answers_is_used_from_then_on() -> None:
 def test_a_hostile_agent_is_given_up_within_one_deadline(behaviour: hostile.Behaviour) -> None:
     with hostile.serve(behaviour) as server:
         began = time.monotonic()
-        client = AgentClient(LoopbackTransport(server.port), timeout=0.5)
+        client = AgentClient(PodTransport("127.0.0.1", server.port), timeout=0.5)
         assert client.status() is None
         assert client.sample() is None
     assert time.monotonic() - began < hostile.LIFE_SECONDS / 2
@@ -77,13 +77,15 @@ def test_a_hostile_agent_is_given_up_within_one_deadline(behaviour: hostile.Beha
 def test_no_redirect_of_an_agent_is_followed(serve_agent: ServeAgent) -> None:
     port = serve_agent(b'{"state": "running"}', 200)
     with hostile.serve(hostile.redirect_to(port)) as server:
-        assert AgentClient(LoopbackTransport(server.port)).status() is None
-    assert AgentClient(LoopbackTransport(port)).status() == {"state": "running"}
+        assert AgentClient(PodTransport("127.0.0.1", server.port)).status() is None
+    assert AgentClient(PodTransport("127.0.0.1", port)).status() == {"state": "running"}
 
 
 def test_an_answer_of_the_largest_size_is_read_and_a_larger_one_is_not(
     serve_agent: ServeAgent,
 ) -> None:
     body = b'{"state": "running"}'.ljust(STATUS_BYTES)
-    assert AgentClient(LoopbackTransport(serve_agent(body, 200))).status() == {"state": "running"}
-    assert AgentClient(LoopbackTransport(serve_agent(body + b" ", 200))).status() is None
+    assert AgentClient(PodTransport("127.0.0.1", serve_agent(body, 200))).status() == {
+        "state": "running"
+    }
+    assert AgentClient(PodTransport("127.0.0.1", serve_agent(body + b" ", 200))).status() is None

@@ -100,11 +100,11 @@ def parse_json(
         raise MalformedTextError(f"is not JSON: {error}") from None
 
 
-def parse_object(
-    text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH
-) -> dict[str, Any]:
-    """Parse a JSON document that must be an object. Raises `MalformedTextError`."""
-    document = parse_json(text, max_bytes=max_bytes, max_depth=max_depth)
+def parse_object(text: str | bytes, **bounds: Any) -> dict[str, Any]:
+    """Parse a JSON document that must be an object, as `parse_json` does. Raises
+    `MalformedTextError`.
+    """
+    document = parse_json(text, **bounds)
     if not isinstance(document, dict):
         raise MalformedTextError("is not a JSON object")
     return document

@@ -30,7 +30,7 @@ RIGHTS: Final = (rbac.on_pods("get", part="proxy"), rbac.on_pods("create get", p
 TIMEOUT: Final = 3.0
 """Seconds for one response."""
 _LOST_TIMEOUT = 1.0  # seconds for a response of a pod whose node is not ready
-_TOTAL_TIMEOUT = 20.0  # seconds for all agents
+_TOTAL_TIMEOUT = 20.0  # seconds for all agents; those whose turn has not come are skipped
 _MAX_TUNNELS = 4  # agents that one poll tries over a forwarded port, which costs more
 _SAMPLE_THREADS = 16
 _ATTEMPT_SECONDS = 2.0  # between two attempts to find a pod
@@ -186,9 +186,6 @@ class Agents:
     Args:
         cluster: the cluster.
         namespace: the job's namespace.
-        timeout: seconds for one response.
-        total_timeout: seconds for all responses of one poll; agents whose turn has not come by then
-            are skipped.
         max_tunnels: number of silent agents that one poll tries over a forwarded port.
 
     Attributes:
@@ -198,18 +195,10 @@ class Agents:
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        namespace: str,
-        timeout: float = TIMEOUT,
-        total_timeout: float = _TOTAL_TIMEOUT,
-        max_tunnels: int = _MAX_TUNNELS,
+        self, cluster: Cluster, *, namespace: str, max_tunnels: int = _MAX_TUNNELS
     ) -> None:
         self._cluster = cluster
         self._namespace = namespace
-        self._timeout = timeout
-        self._total_timeout = total_timeout
         self._max_tunnels = max_tunnels
         self._tunnels: dict[str, AgentClient] = {}
         self.skipped = 0
@@ -226,7 +215,7 @@ class Agents:
         self.skipped = self.answered = self.unanswered = 0
         if not running:
             return {}
-        end = time.monotonic() + self._total_timeout
+        end = time.monotonic() + _TOTAL_TIMEOUT
         answers: dict[str, dict[str, Any]] = {}
         silent: set[str] = set()
 
@@ -234,7 +223,7 @@ class Agents:
             """Whether there was time for it."""
             if time.monotonic() >= end:
                 return False
-            status = self._client(pod, _LOST_TIMEOUT if pod in lost else self._timeout).status()
+            status = self._client(pod, _LOST_TIMEOUT if pod in lost else TIMEOUT).status()
             if status is not None:
                 answers[pod] = status
             elif pod not in lost and pod not in self._tunnels:
@@ -275,4 +264,4 @@ class Agents:
         from kdist.agents.client import AgentClient, TunnelTransport
 
         transport = TunnelTransport(self._cluster, pod, self._namespace)
-        return AgentClient(transport, timeout=self._timeout)
+        return AgentClient(transport, timeout=TIMEOUT)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist import backends, deploy, render
 from kdist.backends import Backend, Placement, WorkloadState
-from kdist.cluster import Cluster, JobObjects, JobOwner, find_makers, find_resource
+from kdist.cluster import Cluster, JobObjects, JobOwner, find_makers
 from kdist.deploy.live_workload import find_live_workload, refuse_without
 from kdist.deploy.plan import find_config_map
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
@@ -110,7 +110,8 @@ class AppliedJob:
         dialog: Dialog,
     ) -> AppliedJob:
         """The job of a TrainingJob: what its spec says, whatever its ConfigMap contains."""
-        resource = cluster.get(*TRAINING_JOB, name) if owner else find_resource(cluster, name)
+        read = cluster.get if owner else cluster.find_readable
+        resource = read(*TRAINING_JOB, name)
         if resource is None:
             if (live := find_live_workload(cluster, name)) is not None:
                 raise refuse_without(cluster, name, live)

@@ -29,9 +29,8 @@ from kdist.job.job import Notify
 from kdist.manifest import MANAGED_BY, OWNER, Manifest, mark
 from kdist.render import find_pods
 from kdist.spec.validators import CHECKPOINTS_MOUNT
-from kdist.status.documents import at, items, text
+from kdist.status.documents import at, items, parse, text
 from kdist.status.pods import CONFIG_FAILURES, PULL_FAILURES
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 _HELPER_LABEL = "kdist.dev/viewer"
 RIGHTS = (*rbac.on_pods("get create delete"), *rbac.on_pods("get", part="log"))
@@ -334,11 +333,7 @@ def check_has_checkpoints(target: AppliedJob) -> None:
 def read_answer(output: str, code: int, pod: str) -> dict[str, Any]:
     """The JSON document in the tool's output. `verify` prints one although it exits with 1."""
     for line in reversed(output.split("\n")):
-        try:
-            found = parse_json(line, allow_nan=True)
-        except MalformedTextError:
-            continue
-        if isinstance(found, dict):
+        if found := parse(line, allow_nan=True):
             return found
     last = output.strip().splitlines()[-1:] or [f"exit code {code}"]
     raise KdistError(f"pod {pod} could not read the checkpoints: {last[0][:300]}", code=Code.ERROR)
@@ -403,11 +398,8 @@ def _run(target: AppliedJob, pod: str, command: list[str], stream: BinaryIO) -> 
     lines = stderr.decode(errors="replace").strip().splitlines() or [f"exit code {code}"]
     if code != 0:
         raise KdistError(f"{target.name}: {lines[-1][:400]}")
-    try:
-        document: Any = parse_json(lines[-1])
-    except MalformedTextError:
-        document = None
-    if not isinstance(document, dict) or document.get("sha256") != digest.hexdigest():
+    document = parse(lines[-1])
+    if document.get("sha256") != digest.hexdigest():
         raise KdistError(
             f"the weights from pod {pod} arrived incomplete or damaged", hint="try again"
         )

@@ -16,13 +16,10 @@ from kdist.cluster import (
     JobOwner,
     describe_owner,
     find_makers,
-    find_resource,
-    list_resources,
 )
 from kdist.deploy import delete
 from kdist.errors import JobNotFoundError, KdistError
 from kdist.job.cluster import wait
-from kdist.job.cluster.snapshot import or_empty
 from kdist.job.cluster.suspend import SPARE_SECONDS
 from kdist.job.job import DeleteOptions
 from kdist.manifest import (
@@ -71,15 +68,14 @@ class _Plan:
     def find(cls, job: ClusterJob, chosen: DeleteOptions) -> _Plan:
         """Find what is to be deleted. There are no objects if there is no such job."""
         objects, foreign = delete.find_objects(job.cluster, job.name)
-        document = find_resource(job.cluster, job.name)
+        document = job.cluster.find_readable(*TRAINING_JOB, job.name)
         resource = None if document is None else Manifest(document)
         if resource is not None:
             objects = [resource, *objects]
         claims = [] if chosen.purge else [each for each in objects if each.kind == CLAIM]
         reclaimed = "metadata", "annotations", RECLAIM_POLICY
         kept = [each for each in claims if text(each.document, *reclaimed) != "Delete"]
-        selector = job_selector(job.name)
-        pods = or_empty(lambda: job.cluster.list("v1", "Pod", selector=selector))
+        pods = job.cluster.list_readable("v1", "Pod", selector=job_selector(job.name))
         strays = [pod for pod in pods if not items(pod, "metadata", "ownerReferences")]
         objects = [each for each in objects if each not in kept]
         return cls(job, chosen, objects, kept, foreign, resource, sorted(strays, key=name))
@@ -257,7 +253,7 @@ def list_names(cluster: Cluster, selector: str = "") -> list[str]:
     found = cluster.list("v1", "ConfigMap", selector=wanted, metadata_only=True)
     labels = [each["metadata"].get("labels") or {} for each in found]
     names = [each[JOB_LABEL] for each in labels if JOB_LABEL in each]
-    resources = list_resources(cluster, selector=selector)
+    resources = cluster.list_readable(*TRAINING_JOB, selector=selector)
     return list(dict.fromkeys([*names, *(str(each["metadata"]["name"]) for each in resources)]))
 
 

@@ -248,7 +248,6 @@ class Follower:
         cluster: the cluster.
         name: of the job.
         request: which logs, and how long to follow them.
-        namespace: of the job; None for the connection's own.
         notify: receives messages, such as why there is nothing to read yet.
         interval: seconds between two snapshots of the job.
 
@@ -262,13 +261,12 @@ class Follower:
         name: str,
         request: LogSelection,
         *,
-        namespace: str | None = None,
         notify: Notify = lambda _: None,
         interval: float = POLL_SECONDS,
     ) -> None:
         self._cluster = cluster
         self._name = name
-        self._namespace = namespace or cluster.namespace
+        self._namespace = cluster.namespace
         self._request = request
         self._notify = notify
         self._interval = interval

@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
@@ -24,7 +24,14 @@ from kdist import backends
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError
 from kdist.events import Event, parse
 from kdist.job.cluster.agents import Agents
-from kdist.manifest import AVOID_LABEL, JOB_LABEL, QUEUE_LABEL, QUEUE_PREFIX, job_selector
+from kdist.manifest import (
+    AVOID_LABEL,
+    JOB_LABEL,
+    QUEUE_LABEL,
+    QUEUE_PREFIX,
+    TRAINING_JOB,
+    job_selector,
+)
 from kdist.status import (
     BACKEND,
     OUTCOME,
@@ -49,25 +56,6 @@ MOST_LOGS = 4
 """Logs that are read for one snapshot: all nodes fetch the same."""
 _LINES = 50  # others may stand between two reports of progress
 PROGRESS = "progress"
-
-
-Reading = Future[Event | None]
-
-
-def start_reading(
-    pool: Executor, cluster: Cluster, namespace: str, pods: Sequence[Pod]
-) -> dict[str, Reading]:
-    """Start to read the newest event of each pod that fetches, by pod."""
-    fetching = [pod for pod in pods if pod.fetching and not pod.lost][:MOST_LOGS]
-    return {
-        pod.name: pool.submit(_read_fetch_progress, cluster, namespace, pod) for pod in fetching
-    }
-
-
-def collect_events(readings: Mapping[str, Reading]) -> dict[str, Event]:
-    """Wait for the events, by pod; without those that cannot be read."""
-    found = {pod: reading.result() for pod, reading in readings.items()}
-    return {pod: event for pod, event in found.items() if event is not None}
 
 
 def _read_fetch_progress(cluster: Cluster, namespace: str, pod: Pod) -> Event | None:
@@ -172,7 +160,7 @@ class Events:
 
     def _watch(self, version: str) -> None:
         try:
-            for change, document in self._cluster.watch(
+            for change, document in self._cluster.follow(
                 "v1", "Event", namespace=self._namespace, since=version
             ):
                 with self._lock:
@@ -255,16 +243,16 @@ def fetch_snapshot(
         JobNotFoundError: there is no such job.
         KdistError: the API server is unreachable (UNREACHABLE).
     """
-    from kdist.cluster import find_resource
-
     namespace = namespace or cluster.namespace
     agents = agents or Agents(cluster, namespace=namespace)
     with thread_pool() as pool:
         of_job: dict[str, Any] = {"namespace": namespace, "selector": job_selector(name)}
         pods_task = pool.submit(cluster.list, "v1", "Pod", **of_job)
         listed = partial(cluster.list, "v1", "Event", namespace=namespace)
-        events_task = pool.submit(or_empty, listed if events is None else events.read)
-        markers = pool.submit(find_markers, cluster, name, namespace)
+        events_task = pool.submit(_if_permitted, listed if events is None else events.read, [])
+        # the Jobs that keep the pods of a job from nodes
+        avoided: dict[str, Any] = {**of_job, "selector": f"{AVOID_LABEL}={name}"}
+        markers = pool.submit(cluster.list_readable, "batch/v1", "Job", **avoided)
         config_map = cluster.look_up("v1", "ConfigMap", name, namespace) or {}
         backend, workload, placed = _find_placed(cluster, config_map, name, namespace)
         pod_documents = _select_pods(cluster, backend, workload, name, pods_task.result())
@@ -272,17 +260,22 @@ def fetch_snapshot(
         statuses = pool.submit(agents.poll, pods)
         nodes = pool.submit(_find_nodes, cluster, pods)
         claims = pool.submit(_find_claims, cluster, namespace, pod_documents, pods)
-        fetches = start_reading(pool, cluster, namespace, pods)
+        fetching = [pod for pod in pods if pod.fetching and not pod.lost][:MOST_LOGS]
+        fetches = pool.map(partial(_read_fetch_progress, cluster, namespace), fetching)
         # whoever may change ConfigMaps may remove the owner of the job's
         owned = any(find_owning_resource(each) is not None for each in (config_map, workload))
-        resource = find_resource(cluster, name, namespace) if owned or not config_map else None
+        resource = (
+            cluster.find_readable(*TRAINING_JOB, name, namespace)
+            if owned or not config_map
+            else None
+        )
         if not any((workload, config_map, pod_documents, resource)):
             raise JobNotFoundError((name, namespace))
         admission = pool.submit(_find_admission, cluster, namespace, workload)
         bare = controllers and not pod_documents and (workload or resource) is not None
         # a controller's may have any name and namespace
-        every = partial(cluster.list, "apps/v1", "Deployment", all_namespaces=True)
-        deployments = pool.submit(or_empty, every if bare else list)
+        every = partial(cluster.list_readable, "apps/v1", "Deployment", all_namespaces=True)
+        deployments = pool.submit(every if bare else list)
         accounts = pool.submit(_find_accounts, cluster, namespace, pod_documents, asked=controllers)
         about = partial(is_about, name=name, pods=pod_documents, claims=claims.result())
         return Snapshot(
@@ -300,7 +293,11 @@ def fetch_snapshot(
             agents.skipped,
             deployments.result(),
             resource=resource,
-            fetches=collect_events(fetches),
+            fetches={
+                pod.name: event
+                for pod, event in zip(fetching, fetches, strict=True)
+                if event is not None
+            },
             accounts=accounts.result(),
             lack=agents.lack(),
             progress=read_training(cluster, namespace, pods)
@@ -325,12 +322,6 @@ def watch_job(cluster: Cluster, name: str) -> Iterator[Snapshot]:
         if snapshot.status.phase.terminal:
             return
         time.sleep(1.0)
-
-
-def find_markers(cluster: Cluster, name: str, namespace: str) -> list[dict[str, Any]]:
-    """The Jobs that keep the pods of a job from nodes."""
-    selector = f"{AVOID_LABEL}={name}"
-    return or_empty(lambda: cluster.list("batch/v1", "Job", namespace=namespace, selector=selector))
 
 
 def _select_pods(
@@ -372,15 +363,9 @@ def _find_present(
     refused = (documents.text(each, "rendezvous_refusal") for each in reports.result().values())
     if not missed and not any(each.startswith("404") for each in refused):
         return frozenset()
-    selector = job_selector(name)
-    return frozenset(
-        documents.name(each)
-        for each in or_empty(
-            lambda: cluster.list(
-                "v1", "ConfigMap", namespace=namespace, selector=selector, metadata_only=True
-            )
-        )
-    )
+    which: dict[str, Any] = {"namespace": namespace, "selector": job_selector(name)}
+    listed = cluster.list_readable("v1", "ConfigMap", **which, metadata_only=True)
+    return frozenset(map(documents.name, listed))
 
 
 @contextmanager
@@ -426,16 +411,11 @@ def _find_nodes(cluster: Cluster, pods: Sequence[Pod]) -> dict[str, Any]:
     }
     unscheduled = any(not pod.scheduled and not pod.over for pod in pods)
     if unscheduled or len(names) > _FEW_NODES:
-        every = {
-            documents.name(node): node for node in or_empty(lambda: cluster.list("v1", "Node"))
-        }
+        every = {documents.name(node): node for node in cluster.list_readable("v1", "Node")}
         return (
             every if unscheduled else {name: every[name] for name in sorted(names) if name in every}
         )
-    found = {
-        name: _if_permitted(partial(cluster.get, "v1", "Node", name), None)
-        for name in sorted(names)
-    }
+    found = {name: cluster.find_readable("v1", "Node", name) for name in sorted(names)}
     return {name: node for name, node in found.items() if node is not None}
 
 
@@ -503,19 +483,6 @@ def _owners(document: Document) -> Iterator[str]:
     )
 
 
-def or_none(fetch: Callable[[], _T]) -> _T | None:
-    """What `fetch` returns; None if it does not exist."""
-    try:
-        return fetch()
-    except NotFoundError:
-        return None
-
-
-def or_empty(fetch: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The list that `fetch` returns; empty if the user may not list it."""
-    return _if_permitted(fetch, [])
-
-
 def _if_permitted(fetch: Callable[[], _T], otherwise: _T) -> _T:
     """What `fetch` returns; `otherwise` if the user may not read it, or it does not exist."""
     from kdist.cluster import ApiError
@@ -550,33 +517,20 @@ def list_snapshots(
         known: cache of ConfigMaps. With the same dict a later call fetches only those that have
             changed.
     """
-    from kdist.cluster import list_resources
-
     known = {} if known is None else known
     namespace = namespace or cluster.namespace
-    wanted = ",".join(part for part in (JOB_LABEL, selector) if part)
-
-    def find(api_version: str, kind: str, *, metadata_only: bool = False) -> list[Any]:
-        return cluster.list(
-            api_version,
-            kind,
-            namespace=namespace,
-            all_namespaces=all_namespaces,
-            selector=wanted,
-            metadata_only=metadata_only,
-        )
-
+    which: dict[str, Any] = {"namespace": namespace, "all_namespaces": all_namespaces}
+    of_jobs = {**which, "selector": ",".join(filter(None, (JOB_LABEL, selector)))}
     with thread_pool() as pool:
-        listed = pool.submit(find, "v1", "Pod")
+        listed = pool.submit(cluster.list, "v1", "Pod", **of_jobs)
         listed_resources = pool.submit(
-            list_resources, cluster, namespace, all_namespaces=all_namespaces, selector=selector
+            cluster.list_readable, *TRAINING_JOB, **which, selector=selector
         )
-        config_maps = _read_config_maps(
-            cluster, pool, find("v1", "ConfigMap", metadata_only=True), known
-        )
+        written = cluster.list("v1", "ConfigMap", **of_jobs, metadata_only=True)
+        config_maps = _read_config_maps(cluster, pool, written, known)
         names = {documents.annotation(each, BACKEND) for each in config_maps}
         found = {
-            kind.name: pool.submit(or_empty, partial(find, kind.api_version, kind.kind))
+            kind.name: pool.submit(cluster.list_readable, kind.api_version, kind.kind, **of_jobs)
             for kind in map(find_backend, sorted(names))
             if kind is not None
         }

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kdist.cluster import find_resource
 from kdist.errors import Code, JobNotFoundError, KdistError, NotFoundError
 from kdist.job.cluster.agents import Agents
 from kdist.job.cluster.snapshot import Events, fetch_snapshot, finalize
 from kdist.job.goals import GOALS, describe_status, exit_code
 from kdist.job.job import Notify
+from kdist.manifest import TRAINING_JOB
 from kdist.status import (
     CONTROLLER_FIX,
     ExitRecord,
@@ -210,7 +210,7 @@ def wait_for_answer(
         if time.monotonic() >= end:
             break
         time.sleep(_ANSWER_INTERVAL)
-        document = find_resource(cluster, name)
+        document = cluster.find_readable(*TRAINING_JOB, name)
     if document is None:
         raise JobNotFoundError((name, cluster.namespace))
     if begun is not None:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kdist.agents.client import AgentClient, LoopbackTransport
+from kdist.agents.client import AgentClient, PodTransport
 from kdist.agents.metrics import AgentSample
 from kdist.job.local import run_dir
 from kdist.threads import OnError, start_thread
@@ -53,14 +53,15 @@ def fetch_samples(root: Path, *, metrics: bool = False) -> dict[str, AgentSample
     if not is_active(root):
         return {}
     samples = {
-        node: _client(port, timeout=_SAMPLE_TIMEOUT).sample(metrics=metrics)
+        node: client(port, timeout=_SAMPLE_TIMEOUT).sample(metrics=metrics)
         for node, port in ports(root).items()
     }
     return {node: sample for node, sample in samples.items() if sample is not None}
 
 
-def _client(port: int, *, timeout: float) -> AgentClient:
-    return AgentClient(LoopbackTransport(port), timeout=timeout)
+def client(port: int, *, timeout: float) -> AgentClient:
+    """Requests to the agent at a port of this machine."""
+    return AgentClient(PodTransport("127.0.0.1", port), timeout=timeout)
 
 
 def ports(root: Path) -> dict[str, int]:
@@ -128,7 +129,7 @@ class StatusPoller:
             now = time.monotonic()
             previous = self._replies.get(node) or StatusReply({}, now, None)
             port = read_port(self._scratch[node])
-            status = None if port is None else _client(port, timeout=_STATUS_TIMEOUT).status()
+            status = None if port is None else client(port, timeout=_STATUS_TIMEOUT).status()
             self._replies[node] = (
                 previous if status is None else StatusReply(status, now, time.monotonic())
             )

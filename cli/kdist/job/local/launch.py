@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from kdist.errors import KdistError, UsageError
 from kdist.job.local import run_dir
@@ -33,10 +32,10 @@ from kdist.job.local.supervisor import AgentCommand
 from kdist.load import resolve_path
 from kdist.load.commit import find_commit
 from kdist.spec import TrainingJob
+from kdist.status import documents
 from kdist.units import count
 from kdist_trainer.formats import COMMIT, LOG_FILE, SCRATCH
 from kdist_trainer.formats.json_text import encode_json
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 # By their own names: kdist's are registered on no index, so whoever registers them could run code.
 FOR_TRAINING = (
@@ -306,16 +305,15 @@ def launch_detached(argv: Sequence[str], cwd: Path) -> Launched:
 
 
 def _await_begin(process: subprocess.Popen[bytes], reader: int, output: int) -> Launched:
-    report: Any = None  # of the started process; it may end without one
     try:
-        with os.fdopen(os.dup(reader), "rb") as stream, suppress(MalformedTextError):
-            report = parse_json(stream.readline())
+        with os.fdopen(os.dup(reader), "rb") as stream:
+            report = documents.parse(stream.readline())  # the process may end without one
     except KeyboardInterrupt:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         process.wait()
         raise
-    if isinstance(report, dict):
+    if report:
         process.returncode = 0  # it goes on; this process does not wait for it
         return Launched(
             True, 0, name=str(report["job"]), log=Path(str(report["log"])), pid=process.pid

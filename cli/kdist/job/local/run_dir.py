@@ -36,7 +36,7 @@ from kdist.spec import CHECKPOINTS_ENDPOINT, CHECKPOINTS_REGION, TrainingJob
 from kdist_trainer.config.edit_rules import compare_done
 from kdist_trainer.formats import NewerFormatError, check_format, stamp
 from kdist_trainer.formats.json_text import encode_json
-from kdist_trainer.formats.untrusted_text import MAX_BYTES, MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MAX_BYTES, MalformedTextError, parse_object
 
 HOME_VARIABLE = "KDIST_HOME"
 _LOCK_SECONDS = 1.0
@@ -90,10 +90,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The document at `path`; None if there is none, or it cannot be read (yet)."""
     try:
         with path.open("rb") as file:
-            document = parse_json(file.read(MAX_BYTES + 1), allow_nan=True)
+            return parse_object(file.read(MAX_BYTES + 1), allow_nan=True)
     except (OSError, MalformedTextError):
         return None
-    return document if isinstance(document, dict) else None
 
 
 @dataclass
@@ -364,7 +363,7 @@ def is_finished(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> b
         KdistError: the job was edited in any other way, so that the old report is about another
             job.
     """
-    finished = compare_done(done, parse_json(train_json))
+    finished = compare_done(done, parse_object(train_json))
     if finished.problem is not None:
         hint = (
             "--fresh archives the previous run and trains from scratch; more epochs or steps "

@@ -15,7 +15,7 @@ from kdist.errors import KdistError
 from kdist.job.cluster.logs import choose
 from kdist.job.local.launch import install_command
 from kdist.job.local.run_dir import CheckpointLocation, folder_of, location_of, open_private
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
 
 
 def run_checkpoint_tool(
@@ -93,15 +93,12 @@ def _run(
 ) -> dict[str, Any]:
     done = _start(checkpoints, action, arguments, capture_output=True)
     try:
-        document: Any = parse_json(done.stdout, allow_nan=True)
+        return parse_object(done.stdout, allow_nan=True)
     except MalformedTextError:
-        document = None
-    if not isinstance(document, dict):
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         hint = (
             f"it needs torch in the environment of kdist: {install_command()}"
             if "No module named 'torch'" in last[0]
             else ""
         )
-        raise KdistError(f"{failure}: {last[0]}", hint=hint)
-    return document
+        raise KdistError(f"{failure}: {last[0]}", hint=hint) from None

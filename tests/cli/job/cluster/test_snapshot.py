@@ -15,6 +15,7 @@ import pytest
 from kdist.cluster import Cluster
 from kdist.errors import KdistError, NotFoundError
 from kdist.job import cluster as jobs
+from kdist.job.cluster.snapshot import Events, finalize
 from kdist.manifest import OWNER, mark
 from kdist.status import Phase, Snapshot, read_pod
 from tests.cli.cluster.api import refusal
@@ -182,7 +183,7 @@ def test_events_are_listed_once_and_then_watched(
     world.events = [event("Started", "x")]
     api = serve(world)
     cluster = connect(api.url)
-    events = jobs.Events(cluster, "ml")
+    events = Events(cluster, "ml")
     while len(seen := jobs.fetch_snapshot(cluster, "digits", events=events).events) < 2:
         world.events = [event("Started", "x"), event("BackOff", "x")]
     assert [each["reason"] for each in seen] == ["Started", "BackOff"]
@@ -198,7 +199,7 @@ def test_events_that_may_be_listed_and_not_watched_are_listed_each_time(
         lambda asked: refusal(403, "no", "Forbidden") if "watch" in asked.query else world(asked)
     )
     cluster = connect(api.url)
-    events = jobs.Events(cluster, "ml")
+    events = Events(cluster, "ml")
     assert len(jobs.fetch_snapshot(cluster, "digits", events=events).events) == 1
     world.events = [event("Started", "x"), event("BackOff", "x", name=SECOND)]
     while len(seen := jobs.fetch_snapshot(cluster, "digits", events=events).events) < 2:
@@ -307,9 +308,12 @@ def test_the_agents_of_all_pods_are_asked_however_many_there_are() -> None:
     assert agents.skipped == 0
 
 
-def test_agents_for_which_there_is_no_time_are_counted_and_said() -> None:
+def test_agents_for_which_there_is_no_time_are_counted_and_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kdist.job.cluster.agents._TOTAL_TIMEOUT", 0.01)
     slow: Any = Crowd(0.02)
-    agents = jobs.Agents(slow, namespace="ml", total_timeout=0.01)
+    agents = jobs.Agents(slow, namespace="ml")
     pods = [pod(index) for index in range(100)]
     answers = agents.poll([read_pod(each) for each in pods])
     assert 0 < agents.skipped == 100 - len(answers)
@@ -342,7 +346,7 @@ def test_work_that_is_over_and_cannot_end_is_taken_away_with_its_outcome(
     done = kept_alive(state, record(code, cause, outcome="done" if code == 0 else "failed"))
     cluster = connect(serve(lambda asked: _as_statefulset(done, asked)).url)
     seen = jobs.fetch_snapshot(cluster, "digits")
-    assert jobs.finalize(cluster, seen)
+    assert finalize(cluster, seen)
     assert done.patches[0]["spec"] == {"replicas": 0}
     assert (
         json.loads(done.patches[0]["metadata"]["annotations"]["kdist.dev/outcome"])["code"] == code
@@ -358,7 +362,7 @@ def test_a_statefulset_whose_data_cannot_be_fetched_is_taken_away_with_that_outc
     backs_off = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}
     world.pods = [fetching_pod(0, {**backs_off, "lastState": terminated(65, record=wrong)})]
     cluster = connect(serve(lambda asked: _as_statefulset(world, asked)).url)
-    assert jobs.finalize(cluster, jobs.fetch_snapshot(cluster, "digits"))
+    assert finalize(cluster, jobs.fetch_snapshot(cluster, "digits"))
     assert world.patches[0]["spec"] == {"replicas": 0}
     outcome = json.loads(world.patches[0]["metadata"]["annotations"]["kdist.dev/outcome"])
     assert (outcome["code"], outcome["cause"]) == (65, "data")
@@ -401,7 +405,7 @@ def _as_statefulset(world: World, asked: Any) -> Any:
 
 
 def test_a_job_that_works_or_ends_by_itself_is_left_alone(cluster: Cluster, world: World) -> None:
-    assert not jobs.finalize(cluster, jobs.fetch_snapshot(cluster, "digits"))
+    assert not finalize(cluster, jobs.fetch_snapshot(cluster, "digits"))
     world.reports = {name: report("succeeded") for name in (FIRST, SECOND)}
-    assert not jobs.finalize(cluster, jobs.fetch_snapshot(cluster, "digits"))
+    assert not finalize(cluster, jobs.fetch_snapshot(cluster, "digits"))
     assert world.patches == []

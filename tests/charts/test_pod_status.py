@@ -16,8 +16,8 @@ import yaml
 from kdist import backends, cluster
 from kdist.cluster import ApiError, Cluster, Impersonation, resources
 from kdist.manifest import JobOwner
-from kdist.recovery import PodDecision, replace_pod
-from kdist.recovery.replacement import failed_status
+from kdist.recovery import PodDecision
+from kdist.recovery.replacement import failed_status, replace_pod
 from tests.charts.rules import CHART
 from tests.charts.test_templates import call, find_program
 from tests.cli.cluster.api import write_kubeconfig
@@ -96,7 +96,12 @@ def place(admin: Cluster, *, name: str = "", label: str = "kdist.dev/job") -> Do
 def decision(pod: Document) -> PodDecision:
     metadata = pod["metadata"]
     return PodDecision(
-        metadata["name"], metadata["uid"], "worker-2", True, "NodeLost", "node worker-2 is gone"
+        "NodeLost",
+        "node worker-2 is gone",
+        recover=True,
+        pod=metadata["name"],
+        uid=metadata["uid"],
+        node="worker-2",
     )
 
 
@@ -201,7 +206,7 @@ CHANGES: dict[str, Callable[[Document], object]] = {
     "changes nothing else of a pod's status": lambda body: body["status"].update(
         podIP="10.0.0.9", podIPs=[{"ip": "10.0.0.9"}]
     ),
-    "changes no metadata": lambda body: body["metadata"].update(labels={"app": "payments"}),
+    "changes no metadata": lambda body: body.update(metadata={"labels": {"app": "payments"}}),
 }
 
 
@@ -234,7 +239,7 @@ def test_the_controller_may_not_remove_a_finalizer_or_part_of_the_status_with_it
     body = failed_status(pod, "node worker-2 is gone")
     gone = {**body, "status": {**body["status"], "containerStatuses": None}}
     assert "changes nothing else" in refusal(controller, pod, gone)
-    freed = {**body, "metadata": {**body["metadata"], "ownerReferences": None, "labels": None}}
+    freed = {**body, "metadata": {"ownerReferences": None, "labels": None}}
     assert "changes no metadata" in refusal(controller, pod, freed)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kdist.recovery import name_marker
+from kdist.recovery.avoidance import name_marker
 from tests.cluster.conftest import Job
 from tests.cluster.controller import installed, send
 from tests.cluster.kinds import every_kind

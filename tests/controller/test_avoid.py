@@ -13,7 +13,8 @@ import pytest
 
 from kdist.cluster import Cluster
 from kdist.manifest import OWNER
-from kdist.recovery import avoidance, name_marker
+from kdist.recovery import avoidance
+from kdist.recovery.avoidance import name_marker
 from kdist.status import AVOIDED
 from kdist_controller import node_recovery
 from kdist_controller.cache import Cache, trim

@@ -12,39 +12,25 @@ node of a job is suspect: `observe` with its own way to the agents, `decide`, `r
 again after the shortest `PodDecision.retry_seconds`.
 """
 
-from kdist.recovery.avoidance import AVOID_SECONDS, allow, avoid, name_marker
+from kdist.recovery.avoidance import AVOID_SECONDS, allow, avoid
 from kdist.recovery.decision import (
     HeldVolume,
-    NodeState,
     PodDecision,
-    RecoveryContext,
-    Storage,
     decide,
-    find_held_volumes,
-    read_nodes,
 )
-from kdist.recovery.observation import AskAgents, fetch_held_volumes, observe
-from kdist.recovery.replacement import Recovery, Replacement, recover, replace_pod, replace_pods
+from kdist.recovery.observation import fetch_held_volumes, observe
+from kdist.recovery.replacement import Recovery, recover, replace_pods
 
 __all__ = [
     "AVOID_SECONDS",
-    "AskAgents",
     "HeldVolume",
-    "NodeState",
     "PodDecision",
     "Recovery",
-    "RecoveryContext",
-    "Replacement",
-    "Storage",
     "allow",
     "avoid",
     "decide",
     "fetch_held_volumes",
-    "find_held_volumes",
-    "name_marker",
     "observe",
-    "read_nodes",
     "recover",
-    "replace_pod",
     "replace_pods",
 ]

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from kdist import rbac
 from kdist.cluster import ApiError, JobObjects, find_makers
 from kdist.errors import Code, KdistError, UsageError
-from kdist.job.cluster.snapshot import or_none
 from kdist.manifest import AVOID_LABEL, JOB_LABEL, MANAGED_BY, OWNER, mark
 from kdist.rbac import Right
 from kdist.status import AVOIDED, AvoidedNode, container_of, documents, find_owning_resource
@@ -82,7 +81,7 @@ def avoid(
             hint="a restart makes new pods, from the last checkpoint",
             next_command=target.command("restart"),
         )
-    marker = or_none(lambda: cluster.get(*_JOB, name_marker(job, node)))
+    marker = cluster.look_up(*_JOB, name_marker(job, node))
     if not there and marker is None and _is_absent(cluster, node):
         raise UsageError(
             f"--avoid {node}: there is no such node", next_command=target.command("status")
@@ -128,7 +127,7 @@ def avoid(
 def allow(target: AppliedJob, node: str, *, dry_run: bool = False, change: bool = True) -> None:
     """Let the job's pods use a node again. Raises `UsageError` if it is not avoided."""
     name = name_marker(target.name, node)
-    if or_none(lambda: target.cluster.get(*_JOB, name)) is None:
+    if target.cluster.look_up(*_JOB, name) is None:
         raise UsageError(
             f"--allow {node}: {target.name} does not avoid that node",
             next_command=target.command("status"),

@@ -17,7 +17,7 @@ several nodes may mount delays nobody.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from kdist.status import AgentStatus, documents, read_pod
@@ -155,32 +155,24 @@ class PodDecision:
     """Whether a pod on a node that does not answer is given up now.
 
     Attributes:
+        reason: a CamelCase word for why, or why not.
+        message: a sentence about that.
+        recover: whether it is given up now.
+        retry_seconds: when to look again; None if waiting does not help.
         pod: name of the pod.
         uid: of the pod that was judged.
         node: its node.
-        recover: whether it is given up now.
-        reason: a CamelCase word for why, or why not.
-        message: a sentence about that.
         evidence: what was seen of the node, in sentences.
-        retry_seconds: when to look again; None if waiting does not help.
     """
 
-    pod: str
-    uid: str
-    node: str
-    recover: bool
-    reason: str
-    message: str
-    evidence: tuple[str, ...] = ()
-    retry_seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class _Result:
     reason: str
     message: str
     recover: bool = False
     retry_seconds: float | None = _RETRY_SECONDS
+    pod: str = ""
+    uid: str = ""
+    node: str = ""
+    evidence: tuple[str, ...] = ()
 
 
 def decide(context: RecoveryContext) -> list[PodDecision]:
@@ -196,13 +188,11 @@ def decide(context: RecoveryContext) -> list[PodDecision]:
             continue
         result = _judge(context, pod, name, node)
         found.append(
-            PodDecision(
+            replace(
+                result,
                 pod=documents.name(pod),
                 uid=documents.text(pod, "metadata", "uid"),
                 node=name,
-                recover=result.recover,
-                reason=result.reason,
-                message=result.message,
                 evidence=tuple(_describe(context, pod, node)) if node is not None else (),
                 retry_seconds=None if result.recover else result.retry_seconds,
             )
@@ -222,7 +212,9 @@ def _is_in_question(
     return node is None or node.ready != "True" or _is_late(context, node)
 
 
-def _judge(context: RecoveryContext, pod: Document, name: str, node: NodeState | None) -> _Result:
+def _judge(
+    context: RecoveryContext, pod: Document, name: str, node: NodeState | None
+) -> PodDecision:
     vouched = name in context.switched_off
     found = _check_ownership(context, pod)
     if found is None and not context.unreadable:
@@ -232,37 +224,39 @@ def _judge(context: RecoveryContext, pod: Document, name: str, node: NodeState |
     if found is not None:
         return found
     if vouched:
-        return _Result("SwitchedOff", f"node {name} is said to be switched off", recover=True)
+        return PodDecision("SwitchedOff", f"node {name} is said to be switched off", recover=True)
     if context.unreadable or node is None:
-        return _Result("Unreadable", context.unreadable, retry_seconds=None)
+        return PodDecision("Unreadable", context.unreadable, retry_seconds=None)
     return _check_lease(context, node) or _judge_silence(context, node)
 
 
-def _check_ownership(context: RecoveryContext, pod: Document) -> _Result | None:
+def _check_ownership(context: RecoveryContext, pod: Document) -> PodDecision | None:
     if controller_of(pod) in context.owners:
         return None
     message = f"the pod was not created for job {context.job}, so kdist does not change it"
-    return _Result("NotOwned", message, retry_seconds=None)
+    return PodDecision("NotOwned", message, retry_seconds=None)
 
 
-def _check_node(context: RecoveryContext, name: str, node: NodeState | None) -> _Result | None:
+def _check_node(context: RecoveryContext, name: str, node: NodeState | None) -> PodDecision | None:
     """What keeps the state of the nodes from being evidence."""
     if node is None:
         message = f"node {name} was deleted: Kubernetes deletes its pods by itself"
-        return _Result("NodeDeleted", message)
+        return PodDecision("NodeDeleted", message)
     if node.ready == "True" and not _is_late(context, node):
         message = f"node {name} is ready: its kubelet answers, so the machine is not off"
-        return _Result("NodeReady", message)
+        return PodDecision("NodeReady", message)
     if node.ready == "True" and name not in context.switched_off:
         message = f"node {name} is late to renew its Lease, and still counts as ready"
-        return _Result("LeaseLate", message)
+        return PodDecision("LeaseLate", message)
     if node.ready == "False":
         message = f"the kubelet of node {name} answers, and says that it is not ready"
-        return _Result("KubeletAnswers", f"{message}: {node.message}" if node.message else message)
+        return PodDecision(
+            "KubeletAnswers", f"{message}: {node.message}" if node.message else message
+        )
     age = context.now - context.read_at
     if age > _FRESH_SECONDS:
         message = f"what is known of node {name} is {seconds(age)} old: it may have returned"
-        return _Result("Stale", message)
+        return PodDecision("Stale", message)
     if name in context.switched_off:
         return None
     # perhaps it is the control plane that is cut off, or was until now, and not the node
@@ -275,22 +269,22 @@ def _check_node(context: RecoveryContext, name: str, node: NodeState | None) -> 
                 f"{number} of {count(len(nodes), 'node')} {what}: more likely the control plane is "
                 "cut off from them, or was until now"
             )
-            return _Result("ManyNodes", message)
+            return PodDecision("ManyNodes", message)
     return None
 
 
-def _check_agents(context: RecoveryContext, pod: Document) -> _Result | None:
+def _check_agents(context: RecoveryContext, pod: Document) -> PodDecision | None:
     """Agents that know that the pod lives."""
     name, address = documents.name(pod), documents.text(pod, "status", "podIP")
     if name in context.reports:
-        return _Result("AgentAnswers", f"the agent of {name} answers, so its node is not gone")
+        return PodDecision("AgentAnswers", f"the agent of {name} answers, so its node is not gone")
     for observer, report in context.survivors().items():
         if report.peers and report.peers.age <= _PEERS_SECONDS and address in report.peers.heard:
-            return _Result("AgentHeard", f"the agent of {observer} hears that of {name}")
+            return PodDecision("AgentHeard", f"the agent of {observer} hears that of {name}")
     return None
 
 
-def _check_volumes(context: RecoveryContext, name: str) -> _Result | None:
+def _check_volumes(context: RecoveryContext, name: str) -> PodDecision | None:
     """Volumes without which another pod could not start."""
     for claim, node in context.storage.pinned.items():
         if node == name:
@@ -298,23 +292,23 @@ def _check_volumes(context: RecoveryContext, name: str) -> _Result | None:
                 f"the volume of claim {claim} is on node {name} and nowhere else, so another pod "
                 "could not start: only the node's return helps"
             )
-            return _Result("VolumeOnNode", message)
+            return PodDecision("VolumeOnNode", message)
     return None
 
 
-def _check_lease(context: RecoveryContext, node: NodeState) -> _Result | None:
+def _check_lease(context: RecoveryContext, node: NodeState) -> PodDecision | None:
     """Whether the kubelet may still be about to renew the node's Lease."""
     if node.renewed is None or context.clock is None:
         message = f"node {node.name} has no Lease that would show when its kubelet was last alive"
-        return _Result("NoLease", message)
+        return PodDecision("NoLease", message)
     left = -_overdue(node, context.clock)
     if left < 0:
         return None
     message = f"the Lease of node {node.name} has not run out yet"
-    return _Result("LeaseHeld", message, retry_seconds=max(1.0, left))
+    return PodDecision("LeaseHeld", message, retry_seconds=max(1.0, left))
 
 
-def _judge_silence(context: RecoveryContext, node: NodeState) -> _Result:
+def _judge_silence(context: RecoveryContext, node: NodeState) -> PodDecision:
     """The result for a node of which nobody hears anything."""
     observers = [
         pod
@@ -327,11 +321,11 @@ def _judge_silence(context: RecoveryContext, node: NodeState) -> _Result:
             f"{count(len(observers), 'agent')} of the job no longer "
             f"{'hears' if len(observers) == 1 else 'hear'} its agent"
         )
-        return _Result("NodeLost", message, recover=True)
+        return PodDecision("NodeLost", message, recover=True)
     storage = context.storage
     if not (storage.kind == "shared" and storage.fenced):
         message = f"no agent of the job can tell whether node {node.name} still runs, and "
-        return _Result("NotFenced", message + _explain_storage(context), retry_seconds=None)
+        return PodDecision("NotFenced", message + _explain_storage(context), retry_seconds=None)
     clock = context.clock or 0.0
     expired = (node.renewed or 0.0) + node.lease_seconds
     since = max(expired, clock if node.since is None else node.since)
@@ -341,13 +335,13 @@ def _judge_silence(context: RecoveryContext, node: NodeState) -> _Result:
             f"no agent of the job can tell whether node {node.name} still runs, so kdist waits for "
             "the time of one more Lease"
         )
-        return _Result("NoObserver", message, retry_seconds=max(1.0, left))
+        return PodDecision("NoObserver", message, retry_seconds=max(1.0, left))
     message = (
         f"node {node.name} does not answer, and its Lease ran out more than "
         f"{seconds(node.lease_seconds)} ago; the lock of the checkpoints keeps it from writing, "
         "should it still run"
     )
-    return _Result("NodeLost", message, recover=True)
+    return PodDecision("NodeLost", message, recover=True)
 
 
 def _explain_storage(context: RecoveryContext) -> str:

@@ -123,16 +123,10 @@ def _fetch_storage(target: AppliedJob, nodes: Collection[str]) -> Storage:
 
 def _fetch_volume(cluster: Cluster, claim: str) -> tuple[Document, Document]:
     """A claim and its volume; an empty document for what does not exist or may not be read."""
-    found: Document = {}
-    try:
-        found = cluster.get("v1", "PersistentVolumeClaim", claim)
-        name = documents.text(found, "spec", "volumeName")
-        volume = cluster.get("v1", "PersistentVolume", name) if name else {}
-    except ApiError as error:
-        if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
-            raise
-        return found, {}
-    return found, volume
+    found = cluster.find_readable("v1", "PersistentVolumeClaim", claim) or {}
+    name = documents.text(found, "spec", "volumeName")
+    volume = cluster.find_readable("v1", "PersistentVolume", name) if name else None
+    return found, volume or {}
 
 
 def _node_of(volume: Mapping[str, Any]) -> str:

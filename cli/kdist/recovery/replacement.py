@@ -98,8 +98,7 @@ def replace_pod(
 
 
 def failed_status(pod: Document, message: str) -> dict[str, Any]:
-    """The merge patch that marks a pod as failed, for as long as it is as it was read."""
-    metadata = documents.mapping(pod, "metadata")
+    """The merge patch that marks a pod as failed."""
     others = [
         each
         for each in documents.items(pod, "status", "conditions")
@@ -113,7 +112,6 @@ def failed_status(pod: Document, message: str) -> dict[str, Any]:
         "lastTransitionTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
     }
     return {
-        "metadata": {key: metadata[key] for key in ("uid", "resourceVersion")},
         "status": {
             "phase": "Failed",
             "reason": REASON,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdist.recovery import NodeState, RecoveryContext, Storage
+from kdist.recovery.decision import NodeState, RecoveryContext, Storage
 from kdist.status import AgentStatus
 from kdist.status.agent_status import PeerStatus
 from tests.cli.status.objects import NOW, Document, pod

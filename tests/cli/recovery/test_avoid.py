@@ -14,7 +14,8 @@ import pytest
 from kdist.backends import NAMES
 from kdist.diagnose import diagnose
 from kdist.errors import Code
-from kdist.recovery import avoidance, name_marker
+from kdist.recovery import avoidance
+from kdist.recovery.avoidance import name_marker
 from kdist.render.overlay import violations
 from kdist.status import AVOIDED, JobStatus
 from kdist.status.agent_status import read_machine_faults

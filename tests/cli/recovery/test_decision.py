@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kdist.recovery import NodeState, PodDecision, RecoveryContext, Storage, decide, read_nodes
+from kdist.recovery import PodDecision, decide
+from kdist.recovery.decision import NodeState, RecoveryContext, Storage, read_nodes
 from tests.cli.recovery.situations import (
     FIRST,
     SECOND,

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kdist.recovery import HeldVolume, find_held_volumes
+from kdist.recovery import HeldVolume
+from kdist.recovery.decision import find_held_volumes
 
 
 def claim(*modes: str, volume: str = "pvc-1") -> dict[str, Any]:

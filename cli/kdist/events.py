@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, NamedTuple
 from kdist.terminal import keep_colors
 from kdist.units import count, is_number, number, of_total, rate, seconds, size
 from kdist_trainer.formats.json_text import encode_json
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
 
 Event = Mapping[str, Any]
 """Fields of an event: `event`, its name, and others such as `time`, `level`, `node` and `rank`."""
@@ -67,10 +67,10 @@ def parse(line: str) -> Event | None:
 
 def _decode(text: str) -> Event | None:
     try:
-        event = parse_json(text)
+        event = parse_object(text)
     except MalformedTextError:
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+    return event if isinstance(event.get("event"), str) else None
 
 
 # Bytes per read, so that a flood of prints cannot hold up the loop that reads.

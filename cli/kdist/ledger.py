@@ -25,7 +25,7 @@ from kdist.units import number, seconds
 from kdist_trainer.formats import NewerFormatError, check_format
 from kdist_trainer.formats.machine_faults import list_machine_faults
 from kdist_trainer.formats.step_lines import StepLines
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +139,14 @@ def parse_lines(file: BinaryIO) -> Iterator[Record]:
     """
     while line := file.readline(_LINE_BYTES):
         try:
-            record = parse_json(line, max_bytes=_LINE_BYTES, allow_nan=True)
+            record = parse_object(line, max_bytes=_LINE_BYTES, allow_nan=True)
         except MalformedTextError:
             continue
         try:
             check_format("events.jsonl", record)
         except NewerFormatError as error:
             raise KdistError(f"the ledger cannot be read: {error}") from None
-        if isinstance(record, dict):
-            yield record
+        yield record
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {

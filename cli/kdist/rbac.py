@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kdist import backends
 from kdist.errors import Code, KdistError
-from kdist.manifest import QUEUE_PREFIX, TRAINING_JOB, Manifest
+from kdist.manifest import DEPENDENT_KINDS, QUEUE_PREFIX, TRAINING_JOB, Manifest
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -78,14 +78,7 @@ def _on(verbs: str, api_version: str, *kinds: str, part: str = "") -> tuple[Righ
     return tuple(Right(verb, api_version, kind, part) for verb in verbs.split() for kind in kinds)
 
 
-_SUPPORTING = (
-    ("v1", "ConfigMap"),
-    ("v1", "Service"),
-    ("v1", "ServiceAccount"),
-    ("v1", "PersistentVolumeClaim"),
-    ("networking.k8s.io/v1", "NetworkPolicy"),
-    ("policy/v1", "PodDisruptionBudget"),
-)
+_SUPPORTING = tuple(each for each in DEPENDENT_KINDS if each[0] not in (RBAC, RUNTIME[0]))
 _READ_SUPPORTING = tuple(
     right for version, kind in _SUPPORTING for right in _on(_READ, version, kind)
 )

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def seconds(value: object) -> str:
@@ -112,6 +115,11 @@ def number(value: object, digits: int = 4) -> str:
         if is_number(value)
         else str(value)
     )
+
+
+def or_dash(value: T | None, show: Callable[[T], str] = number) -> str:
+    """A value as `show` has it; `-` if there is none."""
+    return "-" if value is None else show(value)
 
 
 def is_number(value: object) -> bool:

@@ -14,7 +14,9 @@ from kdist import render
 from kdist.errors import KdistError
 from kdist.load import load_text
 from kdist.manifest import Manifest, sort
-from kdist.spec import TrainConfig, Training, TrainingJob
+from kdist.render.templates import as_json, render_template
+from kdist.spec import TrainConfig, TrainingJob
+from kdist_trainer.config import Training
 
 
 def make_job(metadata: dict[str, Any] | None = None, **train: Any) -> TrainingJob:
@@ -111,7 +113,7 @@ _JSON = st.recursive(
 
 @given(_JSON)
 def test_whatever_json_can_say_comes_back_from_yaml_unchanged(value: Any) -> None:
-    text = f"key: {render.as_json(value)}\nlast: 1\n"
+    text = f"key: {as_json(value)}\nlast: 1\n"
     assert yaml.safe_load(text) == {"key": value, "last": 1}
     assert yaml.load(text, Loader=yaml.CSafeLoader) == {"key": value, "last": 1}
 
@@ -119,14 +121,14 @@ def test_whatever_json_can_say_comes_back_from_yaml_unchanged(value: Any) -> Non
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_number_that_json_does_not_know_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="JSON"):
-        render.as_json(value)
+        as_json(value)
 
 
 def test_a_name_that_a_template_was_not_given_is_an_error() -> None:
     with pytest.raises(
         KdistError, match=r"configmap\.yaml\.j2 cannot be rendered: 'placement' is undefined"
     ):
-        render.render_template("configmap.yaml.j2", {"name": "digits"})
+        render_template("configmap.yaml.j2", {"name": "digits"})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -13,14 +13,13 @@ from kdist.commands import options, targets
 from kdist.errors import Code, UsageError
 from kdist.job.find import Listed, Listing
 from kdist.terminal import columns
-from kdist.units import age, number
+from kdist.units import age, number, or_dash
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
     from kdist.status import JobStatus
 
 _POLL_SECONDS = 2.0
-_Value = TypeVar("_Value")
 
 
 class _Column(NamedTuple):
@@ -30,17 +29,13 @@ class _Column(NamedTuple):
     """The output that has it, or `all` for more than one namespace; empty for always."""
 
 
-def _or_dash(value: _Value | None, show: Callable[[_Value], str] = str) -> str:
-    return "-" if value is None else show(value)
-
-
 def _step(status: JobStatus) -> str:
     of = f"/{status.target_steps}" if status.target_steps else ""
-    return _or_dash(status.step, lambda step: f"{step}{of}")
+    return or_dash(status.step, lambda step: f"{step}{of}")
 
 
 def _rate(status: JobStatus) -> str:
-    return _or_dash(status.throughput, lambda rate: number(round(rate)))
+    return or_dash(status.throughput, lambda rate: number(round(rate)))
 
 
 _COLUMNS = (
@@ -51,15 +46,15 @@ _COLUMNS = (
     _Column("PHASE", lambda status: str(status.phase)),
     _Column("NODES", lambda status: str(status.nodes)),
     _Column("STEP", _step),
-    _Column("LOSS", lambda status: _or_dash(status.loss, number)),
+    _Column("LOSS", lambda status: or_dash(status.loss, number)),
     _Column("RESTARTS", lambda status: str(status.restarts)),
     _Column("BACKEND", lambda status: status.backend or "-", "wide"),
     _Column("RANKS", lambda status: str(status.world_size or "-"), "wide"),
     _Column("SAMPLES/S", _rate, "wide"),
-    _Column("SAVED", lambda job: _or_dash(job.last_checkpoint_step), "wide"),
+    _Column("SAVED", lambda job: or_dash(job.last_checkpoint_step, str), "wide"),
     _Column("QUEUE", lambda status: status.queue or "-", "wide"),
     _Column("RUN", lambda status: status.run_id or "-", "wide"),
-    _Column("AGE", lambda status: _or_dash(status.age, age)),
+    _Column("AGE", lambda status: or_dash(status.age, age)),
 )
 
 

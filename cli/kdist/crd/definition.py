@@ -38,12 +38,11 @@ _EXACT: Final = 2**53
 """The largest limit that a float has exactly."""
 
 
-def convert(document: Mapping[str, Any], name: str = "") -> Schema:
+def convert(document: Mapping[str, Any]) -> Schema:
     """Convert a JSON Schema to a structural schema. Raises `ValueError` for a keyword that none can
     express.
     """
-    definitions = document.get("$defs", {})
-    return _convert(definitions[name] if name else document, definitions)
+    return _convert(document, document.get("$defs", {}))
 
 
 def _convert(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from http import HTTPStatus
 
 from kdist import rbac
@@ -147,15 +147,11 @@ class ClusterDrillTarget:
             with suppress(KdistError):
                 target.annotate({ANNOTATION: None})
 
-    @contextmanager
-    def start_program(self, node: str, arguments: Sequence[str]) -> Iterator[ExecSession]:
-        command = ["python", "-c", program_source(), *arguments]
+    def start_program(self, plan: FaultPlan, action: str) -> AbstractContextManager[ExecSession]:
+        options = [*plan.arguments, "--scratch", SCRATCH_MOUNT]
+        command = ["python", "-c", program_source(), action, *options]
         container = self._target.backend.container
-        with self._target.cluster.session(node, command, container=container) as session:
-            yield session
-
-    def find_scratch(self, node: str) -> str:  # noqa: ARG002 - the protocol's signature
-        return SCRATCH_MOUNT
+        return self._target.cluster.session(plan.node, command, container=container)
 
     def delete_pod(self, node: str) -> bool:
         """See `DrillTarget.delete_pod`. A StatefulSet would start a pod of the same name while

@@ -22,7 +22,6 @@ from kdist.job.job import Notify
 from kdist.status import documents
 from kdist.threads import OnError, start_thread
 from kdist.units import ranges, seconds
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 TIMEOUT: Final = 300.0
 """Seconds that a job gets to train again, after the end of a fault that lasts."""
@@ -179,8 +178,7 @@ def _inject(
     notify(f"the drill {plan.action}")
     if plan.fault == "pod" and place.delete_pod(plan.node):
         return time.monotonic()
-    options = plan.arguments(place)
-    with place.start_program(plan.node, [_ACTIONS[plan.fault], *options]) as program:
+    with place.start_program(plan, _ACTIONS[plan.fault]) as program:
         answer = _read(program, _INJECT_SECONDS)
         if answer.get("state") == "refused":
             raise KdistError(f"nothing was hurt: {documents.text(answer, 'reason')}")
@@ -198,7 +196,7 @@ def _inject(
     watcher.without = ""
     if ended.get("state") != "over":
         # the program has ended too early
-        with place.start_program(plan.node, ["wake", *options]) as program:
+        with place.start_program(plan, "wake") as program:
             _read(program, _INJECT_SECONDS)
     return struck_at
 
@@ -213,11 +211,8 @@ def _read(program: Program, timeout: float) -> Mapping[str, Any]:
                 line = program.read_line(0)
             if line is None and not program.is_open():
                 return {}
-        if line is not None:
-            with suppress(MalformedTextError):
-                found = parse_json(line)
-                if isinstance(found, dict):
-                    return found
+        if found := documents.parse(line):
+            return found
     return {}
 
 
@@ -255,13 +250,9 @@ class _Watcher:
     def _watch(self) -> None:
         last = (0, 0)
         while not self._closed.is_set():
-            try:
-                found = self._place.look(without=self.without)
-            except KdistError:
-                found = None  # an API server that is away; the next look may succeed
-            now = time.monotonic()
-            if found is not None:
-                self.latest = found
+            with suppress(KdistError):  # an API server that is away; the next look may succeed
+                self.latest = found = self._place.look(without=self.without)
+                now = time.monotonic()
                 if found.step is not None and (found.generation, found.step) != last:
                     last = (found.generation, found.step)
                     self.progress = (*self.progress, (now, *last))

@@ -8,11 +8,11 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
-from kdist.agents.client import AgentClient, LoopbackTransport
+from kdist.agents.client import AgentClient
 from kdist.drill.faults import Fault, Situation
 from kdist.drill.report import Ledger
 from kdist.drill.target import FaultPlan, program_source
@@ -41,9 +41,7 @@ class LocalDrillTarget:
         ports = {} if inactive else agents.ports(job.root)
         asked = {node: port for node, port in ports.items() if node != without}
         with ThreadPoolExecutor(max(1, len(asked))) as pool:
-            clients = [
-                AgentClient(LoopbackTransport(each), timeout=_TIMEOUT) for each in asked.values()
-            ]
+            clients = [agents.client(each, timeout=_TIMEOUT) for each in asked.values()]
             answers = dict(zip(asked, pool.map(AgentClient.status, clients), strict=True))
         return Situation(
             name=job.name,
@@ -102,9 +100,10 @@ class LocalDrillTarget:
         return "unknown"
 
     @contextmanager
-    def start_program(self, node: str, arguments: Sequence[str]) -> Iterator[_LocalProgram]:  # noqa: ARG002 - the protocol's signature
+    def start_program(self, plan: FaultPlan, action: str) -> Iterator[_LocalProgram]:
+        options = [*plan.arguments, "--scratch", str(self._job.root / plan.node)]
         with subprocess.Popen(
-            [sys.executable, "-c", program_source(), *arguments],
+            [sys.executable, "-c", program_source(), action, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -119,9 +118,6 @@ class LocalDrillTarget:
                     process.wait(_END_SECONDS)
                 except subprocess.TimeoutExpired:
                     process.terminate()
-
-    def find_scratch(self, node: str) -> str:
-        return str(self._job.root / node)
 
     def delete_pod(self, node: str) -> bool:  # noqa: ARG002 - the protocol's signature
         return False

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -61,14 +61,10 @@ class FaultPlan:
         lasting = f" for {seconds(self.seconds)}" if self.seconds else ""
         return f"{verb} {self.target}{lasting}"
 
-    def arguments(self, place: DrillTarget) -> list[str]:
+    @property
+    def arguments(self) -> list[str]:
         """Options of the program `injection`."""
-        named = {
-            "--agent": self.agent,
-            "--local-rank": self.local_rank,
-            "--scratch": place.find_scratch(self.node),
-            "--seconds": self.seconds,
-        }
+        named = {"--agent": self.agent, "--local-rank": self.local_rank, "--seconds": self.seconds}
         return [str(word) for each in named.items() for word in each]
 
 
@@ -80,9 +76,6 @@ class DrillTarget(Protocol):
     """
 
     interval: float
-
-    def find_scratch(self, node: str) -> str:
-        """Path of an agent's scratch folder, where it runs."""
 
     def look(self, *, without: str = "") -> Situation:
         """The job now. The agent `without` is not asked: it is silent."""
@@ -102,8 +95,8 @@ class DrillTarget(Protocol):
     def claim(self, plan: FaultPlan) -> AbstractContextManager[object]:
         """Keep other drills away. Raises `KdistError` if there is one."""
 
-    def start_program(self, node: str, arguments: Sequence[str]) -> AbstractContextManager[Program]:
-        """Run the program `injection` next to the agent of a node; it ends with the context."""
+    def start_program(self, plan: FaultPlan, action: str) -> AbstractContextManager[Program]:
+        """Run the program `injection` next to the agent of the plan; it ends with the context."""
 
     def delete_pod(self, node: str) -> bool:
         """Delete the pod of an agent; False where agents have no pods."""

@@ -26,7 +26,7 @@ from kdist.job.local.run_dir import folder_of, location_of
 from kdist.spec.validators import SCRATCH_MOUNT
 from kdist.status import Pod, documents
 from kdist.units import number
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
 
 MODULE = "kdist_trainer.profiling"
 AgentTool = Callable[[Sequence[str]], bytes]
@@ -218,9 +218,6 @@ def _unreadable() -> KdistError:
 
 def _read(data: bytes) -> dict[str, Any]:
     try:
-        document = parse_json(data)
+        return parse_object(data)
     except MalformedTextError:
-        document = None
-    if not isinstance(document, dict):
-        raise _unreadable()
-    return document
+        raise _unreadable() from None

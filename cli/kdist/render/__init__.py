@@ -26,23 +26,20 @@ from kdist.render.context import (
     read_pod,
 )
 from kdist.render.overlay import violations
-from kdist.render.templates import TEMPLATES, Fragment, as_json, read_template, render_template
+from kdist.render.templates import Fragment, read_template, render_template
 from kdist.spec import TrainingJob
 from kdist_trainer.formats import stamp
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
 
 __all__ = [
-    "TEMPLATES",
     "Placement",
-    "as_json",
     "find_pods",
     "name_exchange_secret",
     "pack",
     "read_job",
     "read_train_json",
     "render",
-    "render_template",
     "warn",
 ]
 

@@ -110,23 +110,9 @@ def _read_local(job: LocalJob) -> dict[str, Any]:
 
 
 def _read_cluster(target: AppliedJob) -> dict[str, Any]:
-    from kdist.report import goodput, history
+    from kdist.report import history
 
-    found = history.read_history(target, notify=console.message)
-    if not found.events:
-        raise NotFoundError(
-            f"{target.name} has written no ledger yet", next_command=target.command("status")
-        )
-    report = goodput.build_goodput_report(
-        found.events,
-        found.steps,
-        active=found.intervals,
-        startups=found.startups,
-        unsaved=found.unsaved,
-    )
-    loss = found.nonfinite_loss
-    report["nonFiniteLoss"] = None if loss is None else loss.to_document()
-    report |= {"appliedCommit": found.commit, "images": found.images}
+    report = history.read_report(target, notify=console.message)
     return {**_head(target.name, f"{target.namespace}/{target.name}"), **report}
 
 

@@ -1,4 +1,4 @@
-"""Reads the history of a run in the cluster for the goodput report: its ledger, the intervals in
+"""Builds the goodput report of a run in the cluster from its history: its ledger, the intervals in
 which it was meant to run, and the startup times of its pods.
 """
 
@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from kdist.errors import NotFoundError
@@ -16,7 +15,7 @@ from kdist.job.cluster import checkpoints
 from kdist.job.cluster.applied import AppliedJob
 from kdist.job.job import Notify
 from kdist.manifest import COMMIT
-from kdist.report.goodput import PodStartup
+from kdist.report.goodput import PodStartup, build_goodput_report
 from kdist.status import FETCHER, OUTCOME, ExitRecord, NonfiniteLoss, read_pod
 from kdist.status.documents import annotation, condition, items, moment, name, text
 
@@ -26,28 +25,17 @@ Interval = tuple[float, float | None]
 """(start, end) in unix seconds; the end is None while it lasts."""
 
 
-@dataclass(frozen=True)
-class History:
-    """Arguments of `kdist.report.goodput`: the ledger's events and steps, the active intervals of
-    the job, the startup of each pod, and whether none is left of a run that is not done; what
-    the pods have told of a loss that is not finite; the commit of the last apply, and the digests
-    of the images that the pods run.
+def read_report(target: AppliedJob, *, notify: Notify) -> dict[str, Any]:
+    """The goodput report of the job's run, with what its pods have told of a loss that is not
+    finite, the commit of the last apply, and the digests of the images that the pods run. Raises
+    `KdistError` if its ledger cannot be read.
     """
-
-    events: Sequence[Mapping[str, Any]]
-    steps: Sequence[Mapping[str, Any]]
-    intervals: list[Interval]
-    startups: list[PodStartup]
-    unsaved: bool = False
-    nonfinite_loss: NonfiniteLoss | None = None
-    commit: str = ""
-    images: Sequence[str] = ()
-
-
-def read_history(target: AppliedJob, *, notify: Notify) -> History:
-    """Read the history of the job's run. Raises `KdistError` if its ledger cannot be read."""
     ledger = checkpoints.run_tool(target, "ledger", notify=notify)
     events = [one for one in ledger.get("events", ()) if isinstance(one, dict)]
+    if not events:
+        raise NotFoundError(
+            f"{target.name} has written no ledger yet", next_command=target.command("status")
+        )
     pods = target.cluster.list("v1", "Pod", selector=target.backend.pod_selector(target.name))
     pod_events = target.cluster.list("v1", "Event")
     startups = [_read_startup(pod, pod_events) for pod in pods]
@@ -56,18 +44,23 @@ def read_history(target: AppliedJob, *, notify: Notify) -> History:
     with suppress(NotFoundError):
         workload = target.workload()
     created_pods = [startup.created for startup in startups]
-    return History(
+    report = build_goodput_report(
         events,
         list(ledger.get("steps", ())),
-        list(active_intervals(events, created, _find_end(target, workload), created_pods)),
-        startups,
+        active=list(active_intervals(events, created, _find_end(target, workload), created_pods)),
+        startups=startups,
         # no pod holds anything in memory, and the run is not known to be done
-        all(read_pod(pod).over for pod in pods)
+        unsaved=all(read_pod(pod).over for pod in pods)
         and (workload is None or target.backend.read(workload).finished != "succeeded"),
-        find_nonfinite_loss(pods, workload),
-        annotation(target.resource() if target.is_resource else target.config_map, COMMIT),
-        list_images(pods, target.backend.container),
     )
+    loss = find_nonfinite_loss(pods, workload)
+    applied = target.resource() if target.is_resource else target.config_map
+    return {
+        **report,
+        "nonFiniteLoss": None if loss is None else loss.to_document(),
+        "appliedCommit": annotation(applied, COMMIT),
+        "images": list_images(pods, target.backend.container),
+    }
 
 
 def list_images(pods: Iterable[Mapping[str, Any]], container: str) -> list[str]:

@@ -13,28 +13,18 @@ here.
 from __future__ import annotations
 
 from kdist.spec.models import (
-    Checkpoints,
     CodeFile,
     CodeSource,
-    Data,
-    EnvVar,
-    Resources,
-    SecretKey,
-    Toleration,
     port_of,
 )
 from kdist.spec.sources import INIT_MOUNT, FetchSource, list_sources, list_warnings
-from kdist.spec.training_job import API_VERSION, KIND, Metadata, Spec, TrainingJob, job_document
+from kdist.spec.training_job import API_VERSION, KIND, Spec, TrainingJob, job_document
 from kdist_trainer.config import (
     CHECKPOINTS_ENDPOINT,
     CHECKPOINTS_REGION,
     CREDENTIAL_VARIABLES,
-    Cause,
     Exit,
-    Nodes,
-    Script,
     TrainConfig,
-    Training,
     count_bytes,
 )
 from kdist_trainer.formats import RUN
@@ -47,23 +37,12 @@ __all__ = [
     "INIT_MOUNT",
     "KIND",
     "RUN",
-    "Cause",
-    "Checkpoints",
     "CodeFile",
     "CodeSource",
-    "Data",
-    "EnvVar",
     "Exit",
     "FetchSource",
-    "Metadata",
-    "Nodes",
-    "Resources",
-    "Script",
-    "SecretKey",
     "Spec",
-    "Toleration",
     "TrainConfig",
-    "Training",
     "TrainingJob",
     "count_bytes",
     "job_document",

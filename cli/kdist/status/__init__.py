@@ -13,7 +13,6 @@ Fetching documents is `kdist.job.cluster`, explaining a phase is `kdist.diagnose
 from kdist.status.agent_status import (
     SEPARATE_RANKS_FIX,
     AgentStatus,
-    LastFailure,
     RankStatus,
     describe_separate_ranks,
 )
@@ -78,7 +77,6 @@ __all__ = [
     "FetchProgress",
     "InitContainer",
     "JobStatus",
-    "LastFailure",
     "Nodes",
     "NonfiniteLoss",
     "Phase",

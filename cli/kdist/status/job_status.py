@@ -36,7 +36,6 @@ from kdist.status.pods import (
 from kdist.status.resource_state import ResourceState
 from kdist.units import camel_case, moment
 from kdist_trainer.formats import CLI_API_VERSION
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 
 @dataclass(frozen=True)
@@ -130,10 +129,7 @@ class AvoidedNode:
         """
         if not documents.integer(marker, "status", "active") or find_owner(marker, "Job") != job:
             return None
-        try:
-            found = parse_json(documents.annotation(marker, AVOIDED))
-        except MalformedTextError:
-            return None
+        found = documents.parse(documents.annotation(marker, AVOIDED))
         until = documents.number(found, "until") or 0.0
         until = until if 0 <= until < _LATEST else 0.0  # whoever may change the Job can write it
         if not 0 < len(documents.text(found, "node")) <= _LONGEST_NODE:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from kdist.status.documents import Document
 from kdist.units import count, of_total, rate
 from kdist_trainer.formats import NewerFormatError, check_format
 from kdist_trainer.formats.json_text import encode_json
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_first_value, parse_json
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_first_value
 
 PULL_FAILURES: Final = (
     "ErrImagePull",
@@ -157,9 +156,7 @@ class ExitRecord:
         if not isinstance(text, str):
             return None
         text = text[:_MAX_TEXT]
-        document = None
-        with suppress(MalformedTextError):
-            document = parse_json(text, allow_nan=True)
+        document = documents.parse(text, allow_nan=True)
         return cls.read(document) or _from_log(text) or _from_truncated(text)
 
     @classmethod

@@ -34,7 +34,6 @@ from kdist.status.pods import (
     read_pod,
 )
 from kdist.status.resource_state import read_numbers, read_resource
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 
 RUN_ID, BACKEND, RENDEZVOUS = "kdist.dev/run-id", "kdist.dev/backend", "kdist.dev/rendezvous"
 NAMESPACE_VARIABLE = "KDIST_NAMESPACE"
@@ -214,10 +213,7 @@ def read_start(config_map: Document, resource: Document | None) -> float | None:
 
 def read_job(config_map: Document) -> Document:
     """Return the TrainingJob in the ConfigMap; an empty object if it cannot be read."""
-    try:
-        return documents.mapping(parse_json(documents.text(config_map, "data", "job.json")))
-    except MalformedTextError:
-        return {}
+    return documents.parse(documents.text(config_map, "data", "job.json"))
 
 
 def _read_nodes(spec: Document, pods: Sequence[Pod]) -> Nodes:

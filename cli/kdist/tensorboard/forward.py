@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from kdist.job.cluster.applied import AppliedJob
 from kdist.job.job import Notify
 from kdist.job.local.job import LocalJob
 from kdist.job.local.run_dir import location_of
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
+from kdist.status import documents
 
 MODULE = "kdist_trainer.tensorboard"
 FOLDER = "tensorboard"
@@ -132,7 +132,7 @@ def _command(target: AppliedJob) -> list[str]:
 
 
 def _read_port(session: ExecSession, pod: str) -> int:
-    report = _parse(session.read_line(_START_TIMEOUT))
+    report = documents.parse(session.read_line(_START_TIMEOUT))
     if isinstance(report.get("port"), int):
         return int(report["port"])
     if "problem" not in report:
@@ -163,7 +163,7 @@ def run_locally(root: Path, port: int, *, on_ready: Callable[[int], object]) -> 
         env={**os.environ, **location.variables},
     ) as process:
         try:
-            report = _parse(process.stdout.readline() if process.stdout else None)
+            report = documents.parse(process.stdout.readline() if process.stdout else None)
             if not isinstance(report.get("port"), int):
                 own = f"tensorboard --logdir {shlex.quote(events)}"
                 problem = str(report.get("problem", "TensorBoard does not start"))
@@ -172,12 +172,3 @@ def run_locally(root: Path, port: int, *, on_ready: Callable[[int], object]) -> 
             process.wait()
         finally:
             process.terminate()
-
-
-def _parse(line: bytes | None) -> dict[str, Any]:
-    """The report of the trainer's program, its first line of output; empty if there is none."""
-    with suppress(MalformedTextError):
-        report = parse_json(line or b"")
-        if isinstance(report, dict):
-            return report
-    return {}

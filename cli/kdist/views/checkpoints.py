@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kdist.units import age, number, size
+from kdist.units import age, or_dash, size
 
 HEADER = ("STEP", "NAME", "AGE", "SIZE", "RANKS", "SAMPLES", "STATE", "")
 
@@ -44,12 +44,12 @@ def _row(entry: Mapping[str, Any], document: Mapping[str, Any]) -> tuple[str, ..
         else "-"
     )
     return (
-        _shown(entry.get("step")),
+        or_dash(entry.get("step")),
         str(entry.get("name")),
         since,
-        "-" if entry.get("bytes") is None else size(entry["bytes"]),
-        _shown(entry.get("worldSize")),
-        _shown(entry.get("samplesSeen")),
+        or_dash(entry.get("bytes"), size),
+        or_dash(entry.get("worldSize")),
+        or_dash(entry.get("samplesSeen")),
         f"{state}: {problem}" if problem else state,
         " ".join(_marks(entry, document)),
     )
@@ -62,7 +62,3 @@ def _marks(entry: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[st
         yield "<- resumes here"
     if reasons := entry.get("kept"):
         yield f"kept: {', '.join(map(str, reasons))}"
-
-
-def _shown(value: object) -> str:
-    return "-" if value is None else number(value)

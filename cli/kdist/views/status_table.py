@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from kdist.status import JobStatus, Phase, Pod, RankStatus
-from kdist.units import age, count, number, seconds, size
+from kdist.units import age, count, number, or_dash, seconds, size
 
 RANK_HEADER = (
     "RANK",
@@ -137,13 +137,9 @@ def _rank_row(pod: Pod, rank: RankStatus) -> tuple[str, ...]:
         pod.name,
         pod.state,
         "-" if rank.step is None else f"{rank.step:,}",
-        _duration(rank.step_seconds),
-        _duration(rank.busy_seconds),
-        _duration(rank.all_reduce_seconds),
+        or_dash(rank.step_seconds, seconds),
+        or_dash(rank.busy_seconds, seconds),
+        or_dash(rank.all_reduce_seconds, seconds),
         str(pod.restarts),
         pod.node or "-",
     )
-
-
-def _duration(value: float | None) -> str:
-    return "-" if value is None else seconds(value)

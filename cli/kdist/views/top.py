@@ -7,7 +7,7 @@ from typing import Any
 
 from kdist.agents import metrics
 from kdist.agents.metrics import AgentSample, RankBreakdown
-from kdist.units import camel_case, number, seconds
+from kdist.units import camel_case, number, or_dash, seconds
 from kdist_trainer.formats import CLI_API_VERSION
 
 HEADER = (
@@ -40,15 +40,15 @@ def cells(row: RankBreakdown) -> tuple[str, ...]:
         row.pod,
         row.state or "-",
         "-" if row.step is None else f"{row.step:,}",
-        _time(row.step_seconds),
-        _time(row.busy_seconds),
-        _time(row.phases.get("data_wait")),
-        _time(row.phases.get("forward")),
-        _time(row.phases.get("backward")),
-        _time(row.collective_seconds),
-        _time(row.phases.get("comm_exposed")),
-        _time(row.phases.get("optimizer")),
-        _time(row.checkpoint),
+        or_dash(row.step_seconds, seconds),
+        or_dash(row.busy_seconds, seconds),
+        or_dash(row.phases.get("data_wait"), seconds),
+        or_dash(row.phases.get("forward"), seconds),
+        or_dash(row.phases.get("backward"), seconds),
+        or_dash(row.collective_seconds, seconds),
+        or_dash(row.phases.get("comm_exposed"), seconds),
+        or_dash(row.phases.get("optimizer"), seconds),
+        or_dash(row.checkpoint, seconds),
         _flag(row),
     )
 
@@ -73,7 +73,7 @@ def headline(name: str, now: Mapping[str, AgentSample]) -> str:
     step, target = metrics.first(now, "step"), metrics.first(now, "target_steps")
     if step is not None:
         parts.append(
-            f"step {_or_dash(step)}" + (f"/{_or_dash(target)}" if target is not None else "")
+            f"step {or_dash(step)}" + (f"/{or_dash(target)}" if target is not None else "")
         )
     if (loss := metrics.first(now, "loss")) is not None:
         parts.append(f"loss {number(loss)}")
@@ -81,9 +81,9 @@ def headline(name: str, now: Mapping[str, AgentSample]) -> str:
         parts.append(f"{number(round(rate))} samples/s")
     world = metrics.first(now, "world_size")
     generation = metrics.first(now, "generation")
-    parts.append(f"{_or_dash(world)} ranks, generation {_or_dash(generation)}")
+    parts.append(f"{or_dash(world)} ranks, generation {or_dash(generation)}")
     saved = metrics.first(now, "last_checkpoint_step")
-    parts.append(f"checkpoint {_or_dash(saved)}" if saved is not None else "no checkpoint yet")
+    parts.append(f"checkpoint {or_dash(saved)}" if saved is not None else "no checkpoint yet")
     return " · ".join(parts)
 
 
@@ -125,11 +125,3 @@ def _flag(row: RankBreakdown) -> str:
     return (
         f"silent for {seconds(age)}" if age is not None and age > metrics.MAX_HEARTBEAT_AGE else ""
     )
-
-
-def _time(value: float | None) -> str:
-    return "-" if value is None else seconds(value)
-
-
-def _or_dash(value: object) -> str:
-    return number(value) if value is not None else "-"

@@ -275,7 +275,7 @@ def fetch_snapshot(
         bare = controllers and not pod_documents and (workload or resource) is not None
         # a controller's may have any name and namespace
         every = partial(cluster.list_readable, "apps/v1", "Deployment", all_namespaces=True)
-        deployments = pool.submit(every if bare else list)
+        deployments = pool.submit(every) if bare else None
         accounts = pool.submit(_find_accounts, cluster, namespace, pod_documents, asked=controllers)
         about = partial(is_about, name=name, pods=pod_documents, claims=claims.result())
         return Snapshot(
@@ -291,7 +291,7 @@ def fetch_snapshot(
             claims.result(),
             admission.result(),
             agents.skipped,
-            deployments.result(),
+            deployments.result() if deployments else [],
             resource=resource,
             fetches={
                 pod.name: event

@@ -134,4 +134,5 @@ def _show(report: dict[str, Any]) -> None:
     console.result("")
     console.table(text.attempts(report), header=text.ATTEMPTS)
     if lines := text.environment(report):
-        console.result("\n".join(["", *lines]))
+        for line in ("", *lines):
+            console.result(line)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdist.report import html, text
+from kdist.report import command, html, text
 from kdist.report.goodput import CATEGORIES, PodStartup, build_goodput_report
 from tests.cli.test_ledger import commit, failure, first_step, generation, step
 
@@ -324,7 +324,9 @@ def test_the_time_of_a_script_that_reports_no_steps_is_unobserved() -> None:
 VERSIONS = {"python": "3.12.1", "torch": "2.15.0", "kdist": "0.2.0", "packages": "1f2e"}
 
 
-def test_what_the_attempts_computed_with_is_shown_where_it_changed() -> None:
+def test_what_the_attempts_computed_with_is_shown_where_it_changed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     events = [dict(event) for event in EVENTS]
     events[0]["environment"] = {**VERSIONS, "commit": "a" * 40, "unknown": "x", "token": "s3cret"}
     events[4]["environment"] = {**VERSIONS, "torch": "2.16.0"}
@@ -337,4 +339,6 @@ def test_what_the_attempts_computed_with_is_shown_where_it_changed() -> None:
     assert lines[0] == f"since attempt 1: {known}"
     assert lines[2:] == ["applied from commit b-dirty", "image r/i@sha256:1"]
     assert lines[0] in html.render_report({**report, "job": "x"})
+    command._show({**report, "job": "x"})
+    assert capsys.readouterr().out.splitlines()[-3:] == ["", *lines[:2]]
     assert build_goodput_report(EVENTS, STEPS, active=ACTIVE)["environments"] == []

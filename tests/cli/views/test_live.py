@@ -151,6 +151,8 @@ def test_an_agent_that_failed_and_starts_again_has_nobody_reported_to_stop(
     assert progress.waiting_for() == "starting: 2 of 2 agents load torch"
     progress.observe_event("node-0", {"event": "failed", "cause": "user_code", "code": 70})
     assert progress.waiting_for() == "the other agents are stopped"
+    del progress.nodes["node-1"]
+    assert progress.waiting_for() == "the agent ends"
 
 
 def test_a_training_that_moves_waits_for_nothing(progress: Progress, clock: Clock) -> None:

@@ -261,7 +261,7 @@ class Progress:
             ("saving, then stops", "the ranks save their state and stop"),
             ("stops", "the ranks stop"),
             ("killed", "the agents are killed"),
-            ("failed", "the other agents are stopped"),
+            ("failed", "the other agents are stopped" if phases[1:] else "the agent ends"),
         ):
             if phase in phases:
                 return sentence

@@ -48,6 +48,12 @@ class Stream(ABC):
         """
         return None
 
+    def identity(self) -> str:
+        """What else decides which samples the files have, the same in every process: with another
+        one it is another data set.
+        """
+        return ""
+
 
 _END = object()
 
@@ -130,7 +136,7 @@ class StreamSamples:
         """Everything that the meaning of a position depends on."""
         return (
             f"stream of {len(self._files)} files, {self._batch} samples a step from "
-            f"{self._shards} shards"
+            f"{self._shards} shards{self.stream.identity()}"
         )
 
 

@@ -5,11 +5,12 @@ in loader processes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, IterableDataset, interleave_datasets, load_dataset
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader
 
@@ -97,3 +98,42 @@ def test_a_set_that_is_split_already_is_refused() -> None:
         HfStream(split_dataset_by_node(streaming(), 0, 2))
     with pytest.raises(ConfigError, match="2 counts for 6 shards"):
         HfStream(streaming(), [1, 2])
+
+
+def test_what_decides_which_samples_there_are_tells_sets_apart_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    def parquet(folder: str, *lengths: int) -> IterableDataset:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        names = [str(tmp_path / folder / f"{number}.parquet") for number in range(len(lengths))]
+        for name, length in zip(names, lengths, strict=True):
+            Dataset.from_dict({"id": list(range(length))}).to_parquet(name)
+        found: IterableDataset = load_dataset(
+            "parquet", data_files=names, split="train", streaming=True, cache_dir=str(tmp_path)
+        )
+        return found
+
+    def identify(dataset: IterableDataset) -> str:
+        return HfStream(dataset).identity()
+
+    one = parquet("one", 5, 5)
+    same = [one, parquet("one", 5, 5), parquet("moved", 5, 5)]
+    others = [
+        parquet("longer", 5, 600),
+        parquet("more", 5, 5, 5),
+        one.shuffle(seed=1),
+        one.shuffle(seed=2),
+        one.shuffle(seed=1, buffer_size=7),
+        one.shuffle(),
+        one.shuffle(),
+        one.filter(is_even),
+        one.take(3),
+        interleave_datasets([one, parquet("second", 9)], [0.5, 0.5], seed=1),
+        interleave_datasets([one, parquet("second", 9)], [0.4, 0.6], seed=1),
+    ]
+    assert len({identify(each) for each in same}) == 1
+    assert len({identify(each) for each in [one, *others]}) == 1 + len(others)
+    read = HfStream(one.shuffle(seed=1))
+    before = read.identity()
+    assert len([each for file in read.files() for each in read.read(file)]) == 10
+    assert read.identity() == before == identify(one.shuffle(seed=1)), "also when it was read"

@@ -133,6 +133,15 @@ class Poisoned(Small):
         return samples
 
 
+class Unseeded(Small):
+    """Each rank has samples of its own, as by a shuffle without a seed."""
+
+    def dataset(self, split: Split) -> TensorDataset:
+        samples = super().dataset(split)
+        samples.tensors[0][0] = int(os.environ["RANK"])
+        return samples
+
+
 class Creeping(Small):
     """Its loss stays finite while, from some sample on, its gradient is NaN. Options: at_sample."""
 

@@ -31,7 +31,15 @@ from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.stream import Stream, StreamSamples
 from kdist_trainer.workload import Samples, Split, WorkloadContext
 from tests.trainer.training.group import RankFailed
-from tests.trainer.training.tasks import FEATURES, Small, describe, done, losses, train_here
+from tests.trainer.training.tasks import (
+    FEATURES,
+    Small,
+    Unseeded,
+    describe,
+    done,
+    losses,
+    train_here,
+)
 
 
 class Numbered(Stream):
@@ -327,3 +335,9 @@ class AsRead(Small):
 
     def collate(self, samples: list[Tensor]) -> list[Tensor]:
         return samples
+
+
+@pytest.mark.processes
+def test_ranks_that_have_different_samples_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match=r"dataset\('train'\) is not the same on ranks 0 and 1"):
+        train_here(describe(workload=f"{Unseeded.__module__}:Unseeded"), tmp_path, 2)

@@ -10,11 +10,19 @@ each sample is read once also when the number of ranks changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
 
 from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.stream import Stream
+
+_OF_MACHINES: Final = {"token_per_repo_id", "storage_options"}
+"""What machines that read the same may have another value of."""
 
 
 class HfStream(Stream):
@@ -45,6 +53,11 @@ class HfStream(Stream):
     def files(self) -> list[str]:
         return [str(shard) for shard in range(self._shards)]
 
+    def identity(self) -> str:
+        """By its files and their sizes, its order and its steps, as far as the set tells them."""
+        told = "\n".join(_describe(getattr(self._dataset, "_ex_iterable", None)))
+        return hashlib.sha256(told.encode()).hexdigest()
+
     def read(self, file: str) -> Iterator[Any]:
         return self.skip(file, 0)
 
@@ -65,3 +78,28 @@ class HfStream(Stream):
                 f"HfStream: shard {file} has {number} samples, and counts says "
                 f"{self._counts[int(file)]}"
             )
+
+
+def _describe(part: Any) -> Iterator[str]:
+    """What a part of a set, or a value in it, tells. Code is named only: its text, and what it
+    refers to, may differ where it does the same.
+    """
+    if isinstance(part, np.random.Generator):
+        yield str(part.bit_generator.state)
+    elif isinstance(part, str):
+        with suppress(OSError, ValueError):  # not a path at all
+            part = f"{Path(part).name} {Path(part).stat().st_size}"
+        yield part
+    elif isinstance(part, Mapping):
+        yield from _describe([each for pair in part.items() for each in pair])
+    elif isinstance(part, Sequence):
+        for each in part:
+            yield from _describe(each)
+    elif type(part).__module__.startswith("datasets."):
+        yield f"{type(part).__name__} {getattr(part, 'num_rows', '')}"
+        for name, each in vars(part).items():
+            if name[0] != "_" and name not in _OF_MACHINES:
+                yield from _describe((name, each))
+    else:
+        is_plain = part is None or isinstance(part, bool | int | float)
+        yield str(part if is_plain else getattr(part, "__qualname__", type(part).__qualname__))

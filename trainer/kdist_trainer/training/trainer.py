@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from kdist_trainer import log
 from kdist_trainer.config.edit_rules import EditEffect
 from kdist_trainer.data.loader import MicroBatch
+from kdist_trainer.errors import DataError
 from kdist_trainer.instrumentation.device_stats import was_counting
 from kdist_trainer.metrics.rank_metrics import StepPhase, WallCategory
 from kdist_trainer.numerics.rng import WEIGHTS, Generators, derive
@@ -171,6 +172,7 @@ def setup(ctx: TrainContext) -> None:
         )
         ctx.device_stats.flops_per_sample = known.flops_per_sample
         ctx.buffers.load_state_dict(known.buffers)
+    check_data(ctx)
     ctx.stats.add_wall(WallCategory.INIT, ctx.step_timer.exclude())
     ctx.heartbeat.beat(Phase.RESTORE, ctx.state.step)
     source = ctx.handover.source
@@ -204,6 +206,19 @@ def setup(ctx: TrainContext) -> None:
         if ctx.checkpointing.is_best_unsaved():  # continued in place
             save(ctx)
     ctx.checkpointing.clock.start()
+
+
+def check_data(ctx: TrainContext) -> None:
+    """Raise `DataError` if ranks have different data sets: each reads its samples by their position
+    in one. Collective.
+    """
+    every = ctx.world.all_gather_object(ctx.state.fingerprint)
+    if other := next((rank for rank, found in enumerate(every) if found != every[0]), None):
+        raise DataError(
+            f"{type(ctx.workload).__name__}.dataset('train') is not the same on ranks 0 and "
+            f"{other}, so samples would be used twice or never: give every shuffle a seed, and "
+            "every rank the same files"
+        )
 
 
 def warm_up(ctx: TrainContext) -> None:

@@ -12,13 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch._inductor.exc import InductorError
 
 from kdist_trainer.agent import compile_cache
-from kdist_trainer.agent.compile_cache import INDUCTOR, CacheArchive, set_variables
+from kdist_trainer.agent.compile_cache import (
+    INDUCTOR,
+    CacheArchive,
+    remove_damaged,
+    set_variables,
+)
 from kdist_trainer.agent.logs import place_of
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.checkpoint import commit
 from kdist_trainer.checkpoint.manifest import COMPILED, CheckpointDirectory
+from kdist_trainer.ipc.failure import describe
 from kdist_trainer.object_store.store import ObjectLocation, ObjectPath, ObjectStore
 from tests.patience import soon
 from tests.trainer.agent.test_settings import make_settings
@@ -101,6 +108,29 @@ def test_other_packages_have_another_folder(
         set_variables(settings)
         folders.append(os.environ[INDUCTOR])
     assert folders[0] == folders[1] != folders[2]
+
+
+def test_what_is_kept_is_removed_if_ranks_fail_in_compiling(
+    settings: Settings, logged: list[str]
+) -> None:
+    set_variables(settings)
+    folder = Path(os.environ[INDUCTOR])
+    fill(folder, "ab/code.py")
+    remove_damaged([describe(ValueError("of the user"))])
+    assert (folder / "ab/code.py").exists()
+    remove_damaged([describe(InductorError(AttributeError("no attribute 'call'"), None))])
+    assert not list(folder.parent.glob("*/*"))
+    assert "is compiled again" in logged[0]
+
+
+def test_a_folder_of_the_users_is_never_removed(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(INDUCTOR, str(tmp_path / "mine"))
+    set_variables(settings)
+    fill(tmp_path / "mine", "ab/code.py")
+    remove_damaged([describe(InductorError(AttributeError("no attribute 'call'"), None))])
+    assert (tmp_path / "mine/ab/code.py").exists()
 
 
 def fill(folder: Path, *names: str) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.exc import InductorError
 
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import Fault, Rerun
@@ -99,3 +103,26 @@ def test_the_types_of_a_group_of_errors_are_those_of_its_members_too() -> None:
     types = failure.describe(ExceptionGroup("all", [KeyError("a"), TimeoutError("b")])).types
     assert {"builtins.ExceptionGroup", "builtins.LookupError", "builtins.OSError"} <= {*types}
     assert len(types) == len({*types})
+
+
+class Broken(torch.utils.data.Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        raise ValueError(f"row {index} is bad")
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.processes
+def test_an_error_in_a_loader_process_is_told_as_it_was_raised_there() -> None:
+    with pytest.raises(ValueError, match="Caught ValueError in DataLoader worker") as raised:
+        list(torch.utils.data.DataLoader(Broken(), num_workers=1))
+    assert failure.describe(raised.value).message == "ValueError: row 0 is bad"
+
+
+def test_an_error_in_compiling_is_what_the_compiler_has_met() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/cache/file.py")
+    for error in (InductorError(full, None), BackendCompilerFailed(len, full, None)):
+        found = failure.describe(error)
+        assert found.cause is Cause.STORAGE
+        assert found.message.startswith(f"{type(error).__name__}: OSError: [Errno 28] No space")

@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from kdist_trainer import log
-from kdist_trainer.agent import exits
+from kdist_trainer.agent import compile_cache, exits
 from kdist_trainer.agent.coordination import (
     NOBODY,
     AgentStore,
@@ -204,6 +204,7 @@ class ElasticAgent(ElasticAgentBase):
             while True:
                 generation = self._next_generation()
                 result = self._run_workers(generation)
+                compile_cache.remove_damaged(result.failures.values())
                 fault = root_cause(each for each in result.failures.values() if each.is_of_machine)
                 self._termination.decide(generation, result)
                 if fault is not None:

@@ -21,7 +21,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -33,6 +33,7 @@ from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.manifest import COMPILED
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import TrainConfig
+from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.threads import OnError, start_thread
 
 INDUCTOR: Final = "TORCHINDUCTOR_CACHE_DIR"
@@ -42,6 +43,7 @@ _QUIET_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 300.0
 _RESTORE_SECONDS: Final = 5.0
 """How long ranks wait for the archive; a late one is still of use to what they compile later."""
+_COMPILE_ERROR: Final = "torch._dynamo.exc.BackendCompilerFailed"
 _UNUSED_SECONDS: Final = 30 * 86_400.0
 _MOST_BYTES: Final = 1 << 27
 _SIGNATURE_BYTES: Final = 32
@@ -80,6 +82,21 @@ def set_variables(settings: Settings) -> None:
         with suppress(OSError):
             _remove_unused(folder)
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path(os.environ[INDUCTOR], "triton")))
+
+
+def remove_damaged(failures: Iterable[Failure]) -> None:
+    """Remove what is in the folder if ranks failed in compiling: torch takes a file that a crash or
+    a full disk has left empty as it is, at every start.
+    """
+    folder = Path(os.environ.get(INDUCTOR, ""))
+    is_own = folder.parent.name.startswith(_PREFIX) and folder.is_dir()
+    if is_own and any(_COMPILE_ERROR in each.types for each in failures):
+        removed = folder.with_name(f"{folder.name}.{time.time_ns()}")
+        with suppress(OSError):
+            folder.rename(removed)  # at once: other ranks may look into it
+            shutil.rmtree(removed, ignore_errors=True)
+            message = f"ranks failed in compiling: what was kept in {folder} is compiled again"
+            log.warn("compile-cache-failed", message=message)
 
 
 def _remove_unused(folder: Path) -> None:

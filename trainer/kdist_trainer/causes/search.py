@@ -137,13 +137,18 @@ class Origin:
 
     @classmethod
     def of(cls, error: BaseException) -> Origin:
-        """The origin of an error; if it reports one of another process, the origin of that."""
+        """The origin of an error; if it reports another one, as of another process, the origin of
+        that.
+        """
         names = tuple(base.__name__ for base in type(error).__mro__)
         message = str(error)
         if names[0] == "ProcessRaisedException" or message.startswith("Caught "):
             reported = cls._of_report(message)
             if reported is not None:
                 return reported
+        inner = getattr(error, "inner_exception", None)  # what torch.compile's backend has raised
+        if isinstance(inner, Exception) and "TorchDynamoException" in names:
+            return cls.of(inner)
         number = error.errno if isinstance(error, OSError) else None
         device_code = getattr(error, "error_code", None) if "AcceleratorError" in names else None
         return cls(

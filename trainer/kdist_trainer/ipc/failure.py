@@ -19,6 +19,7 @@ from typing import Any
 
 from kdist_trainer.causes import BY_NAME
 from kdist_trainer.causes.row import HEALTH_CHECK, fill_advice
+from kdist_trainer.causes.search import Origin
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import FAULTS, Fault, Rerun
 from kdist_trainer.errors import find, find_place, hide_userinfo
@@ -225,13 +226,16 @@ def describe(
         known["step"] = found.step
     errors = (error, *error.exceptions) if isinstance(error, BaseExceptionGroup) else (error,)
     bases = dict.fromkeys(base for each in errors for base in type(each).__mro__)
+    name, told = type(error).__name__, Origin.of(error).text
     lines = hide_userinfo("".join(tracebacks.format_exception(error))).splitlines()
     return replace(
         Failure(
             cause=found.cause,
             code=found.code,
             primary=found.primary,
-            message=hide_userinfo(f"{type(error).__name__}: {error}")[:_MESSAGE_LENGTH],
+            message=hide_userinfo(told if told.startswith(f"{name}: ") else f"{name}: {told}")[
+                :_MESSAGE_LENGTH
+            ],
             time=time.time(),
             traceback=tuple(line[:_LINE_LENGTH] for line in lines[-TRACEBACK_LINES:]),
             place=place,

@@ -43,7 +43,7 @@ _QUIET_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 300.0
 _RESTORE_SECONDS: Final = 5.0
 """How long ranks wait for the archive; a late one is still of use to what they compile later."""
-_COMPILE_ERROR: Final = "torch._dynamo.exc.BackendCompilerFailed"
+_COMPILE_ERRORS: Final = ("BackendCompilerFailed: ", "InductorError: ")
 _UNUSED_SECONDS: Final = 30 * 86_400.0
 _MOST_BYTES: Final = 1 << 27
 _SIGNATURE_BYTES: Final = 32
@@ -90,7 +90,7 @@ def remove_damaged(failures: Iterable[Failure]) -> None:
     """
     folder = Path(os.environ.get(INDUCTOR, ""))
     is_own = folder.parent.name.startswith(_PREFIX) and folder.is_dir()
-    if is_own and any(_COMPILE_ERROR in each.types for each in failures):
+    if is_own and any(each.message.startswith(_COMPILE_ERRORS) for each in failures):
         removed = folder.with_name(f"{folder.name}.{time.time_ns()}")
         with suppress(OSError):
             folder.rename(removed)  # at once: other ranks may look into it

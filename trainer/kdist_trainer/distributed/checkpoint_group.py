@@ -88,11 +88,12 @@ class CheckpointGroup:
         return result  # type: ignore[return-value]  # no error, so it is the result
 
     def on_all_ranks(self, work: Callable[[], T]) -> list[T]:
-        """Call `work` on every rank; every rank returns all results, by rank, or raises the error
-        of the lowest rank that failed.
+        """Call `work` on every rank; every rank returns all results, by rank, or raises its own
+        error, or else that of the lowest rank that failed.
         """
-        outcomes = self.gather(_attempt(work))
-        for _, problem in outcomes:
+        own = _attempt(work)
+        outcomes = self.gather(own)
+        for _, problem in (own, *outcomes):
             if problem is not None:
                 raise problem
         return [value for value, _ in outcomes]  # type: ignore[misc]  # no error, so all are results

@@ -16,7 +16,9 @@ from kdist import backends
 from kdist.agents.metrics import _BUSY_PHASES
 from kdist.diagnose import RULES
 from kdist.diagnose.runtime import _REFUSED, find_nothing_wrong
-from kdist.drill.faults import _SCRIPT_SECONDS
+from kdist.drill.command import _FAULTS
+from kdist.drill.drill import _ACTIONS
+from kdist.drill.faults import _SCRIPT_SECONDS, FAULTS
 from kdist.errors import Code
 from kdist.events import RANK_PREFIX
 from kdist.render import find_pods
@@ -135,6 +137,10 @@ def test_the_prefix_of_a_ranks_lines_is_found_by_the_command_line() -> None:
     found = RANK_PREFIX.match(f"{prefix_rank(7)}text")
     assert found is not None
     assert (found.group(), found.group(2)) == (prefix_rank(7), "7")
+
+
+def test_every_fault_of_a_drill_can_be_asked_for_and_has_an_action() -> None:
+    assert set(_FAULTS) == FAULTS.keys() == _ACTIONS.keys()
 
 
 def test_a_drill_waits_for_a_script_as_long_as_its_silence_is_tolerated() -> None:

@@ -19,6 +19,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_CACHES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"} - os.environ.keys()
+
 # A busy machine proves nothing about an example that took long; under CI the examples are the same
 # ones every time.
 hypothesis.settings.register_profile(
@@ -28,6 +30,14 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("kdist")
+
+
+def pytest_runtest_setup() -> None:
+    """Forget the variables of caches that torch sets where a test compiles something: what the next
+    one starts would take them for the user's.
+    """
+    for name in _CACHES:
+        os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session")

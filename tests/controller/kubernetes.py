@@ -294,6 +294,10 @@ class Kubernetes:
                 if where.namespace == namespace and each["kind"] not in ("Event", "Lease")
             }
 
+    def at_once(self) -> threading.Condition:
+        """Held while several changes are made, so that nobody asks between them."""
+        return self._changed
+
     def put(self, kind: str, document: Document, namespace: str = "ml") -> Document:
         """Create an object, or change it by a merge patch, as somebody else does."""
         place = self.place(kind, document["metadata"]["name"], namespace)

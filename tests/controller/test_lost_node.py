@@ -38,12 +38,15 @@ def set_node(kubernetes: Kubernetes, number: int, ready: str, *, late: float) ->
     kubernetes.put("Lease", {**name, "spec": spec}, "kube-node-lease")
 
 
-def lose(kubernetes: Kubernetes, number: int) -> None:
-    """Cut a node's power: its agent answers no longer, and the others do not hear it."""
-    del kubernetes.reports[f"digits-{number}"]
-    for report in kubernetes.reports.values():
-        report["peers"] = {"heard": [], "silent": ["127.0.0.1"], "age_seconds": 0.5}
-    set_node(kubernetes, number, "Unknown", late=120.0)
+def lose(kubernetes: Kubernetes, *numbers: int) -> None:
+    """Cut the power of nodes: their agents answer no longer, and the others do not hear them."""
+    with kubernetes.at_once():
+        for number in numbers:
+            del kubernetes.reports[f"digits-{number}"]
+        for report in kubernetes.reports.values():
+            report["peers"] = {"heard": [], "silent": ["127.0.0.1"], "age_seconds": 0.5}
+        for number in numbers:
+            set_node(kubernetes, number, "Unknown", late=120.0)
 
 
 def phase(kubernetes: Kubernetes, pod: str) -> str:
@@ -77,7 +80,6 @@ def test_nothing_is_given_up_where_most_nodes_are_silent(
     start("first")
     four_nodes.put("TrainingJob", job())
     until(lambda: condition(four_nodes, "Running")[0] == "True")
-    for number in (1, 2, 3):
-        lose(four_nodes, number)
+    lose(four_nodes, 1, 2, 3)
     until(lambda: "3 of 4 nodes" in read(four_nodes, "TrainingJob")["status"]["message"])
     assert [phase(four_nodes, f"digits-{number}") for number in range(4)] == ["Running"] * 4

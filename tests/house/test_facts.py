@@ -21,6 +21,8 @@ from kdist.drill.drill import _ACTIONS
 from kdist.drill.faults import _SCRIPT_SECONDS, FAULTS
 from kdist.errors import Code
 from kdist.events import RANK_PREFIX
+from kdist.recovery.avoidance import AVOID_SECONDS
+from kdist.recovery.command import command as recover
 from kdist.render import find_pods
 from kdist.render.context import RENDEZVOUS_PORT
 from kdist.render.storage import _OPEN_PORTS
@@ -141,6 +143,11 @@ def test_the_prefix_of_a_ranks_lines_is_found_by_the_command_line() -> None:
 
 def test_every_fault_of_a_drill_can_be_asked_for_and_has_an_action() -> None:
     assert set(_FAULTS) == FAULTS.keys() == _ACTIONS.keys()
+
+
+def test_the_help_says_for_how_long_a_node_is_avoided() -> None:
+    (option,) = [each for each in recover.params if each.name == "duration"]
+    assert f"(default: {AVOID_SECONDS / 3600:.0f}h)" in str(getattr(option, "help", ""))
 
 
 def test_a_drill_waits_for_a_script_as_long_as_its_silence_is_tolerated() -> None:

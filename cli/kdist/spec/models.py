@@ -178,8 +178,9 @@ PATTERN_MESSAGES: Final[dict[str, str]] = {
     _TIME: "must be a time such as `2026-05-01T12:00:00Z`",
 }
 
-LONGEST_JOB_NAME = 50
-"""Leaves room for the suffixes of pod names, which have at most 63 characters."""
+LONGEST_POD_NAME = 63
+LONGEST_JOB_NAME = LONGEST_POD_NAME - len("-node-0-0-abcde")
+"""Leaves room for the suffixes of the names of a JobSet's pods. With more nodes less is left."""
 JobName = Annotated[str, Field(min_length=1, max_length=LONGEST_JOB_NAME, pattern=_JOB_NAME)]
 Label = Annotated[str, Field(min_length=1, max_length=63, pattern=LABEL)]
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_NAME)]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from kdist.spec.models import Violation
+from kdist.spec.models import LONGEST_POD_NAME, Violation
 from kdist.spec.sources import INIT_MOUNT, check_credentials, check_sources
 from kdist_trainer.config import START_VARIABLES
 from kdist_trainer.formats import RUN
@@ -183,7 +183,6 @@ TAKEN_NAMES = ("default", "kubernetes")
 DERIVED_NAME = re.compile(
     r"-(rendezvous|checkpoints|(code|train)-[0-9a-f]{10}|node-\d+|worker-\d+|master-\d+)$"
 )
-_LONGEST_POD_NAME = 63
 OWN_KEYS = "kdist.dev/"
 """How the labels and annotations begin that only kdist writes."""
 
@@ -204,7 +203,7 @@ def check_job(job: TrainingJob) -> Iterator[Violation]:
             f"must not end with `{found[0]}`: a job `{owner}` would create an object of this name"
         )
         yield Violation(message, "metadata.name", fields_read)
-    most = _LONGEST_POD_NAME - len(f"-node-0-{nodes - 1}-abcde")
+    most = LONGEST_POD_NAME - len(f"-node-0-{nodes - 1}-abcde")
     if len(name) > most:
         message = (
             f"must be at most {most} characters with {nodes} nodes, as a JobSet names its pods "

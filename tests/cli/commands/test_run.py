@@ -15,6 +15,7 @@ import pytest
 from kdist.commands.run import _job_of_script, exit_code, is_script
 from kdist.job.local import RunEnded
 from kdist.job.local.supervisor import Kind, Outcome
+from kdist.spec import TrainingJob
 from tests.cli.conftest import Kdist
 from tests.cli.running import PATIENCE, Start, Terminal, processes_of, write_job, write_script
 from tests.patience import soon
@@ -328,6 +329,12 @@ def test_a_script_is_reported_from_a_job_by_its_name_or_its_first_line(
 )
 def test_a_script_alone_is_named_after_its_folder_and_itself(file: str, name: str) -> None:
     assert _job_of_script(file, ())["metadata"]["name"] == name
+
+
+def test_a_script_in_a_folder_with_a_long_name_is_a_job() -> None:
+    document = _job_of_script(f"{'folder-' * 9}a/{'main' * 5}.py", ())
+    assert document["metadata"]["name"].endswith("a-mainmainmainmainmain")
+    TrainingJob.model_validate(document)
 
 
 def test_a_module_is_run_as_torchrun_runs_it() -> None:

@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from kdist.terminal import keep_colors
 from kdist.units import count, is_number, number, of_total, rate, seconds, size
+from kdist_trainer.formats import older_log
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
 
@@ -136,7 +137,7 @@ class LogTail:
         self.behind = False
         self._path = path
         self._clock = clock
-        self._older = path.with_name(path.name + ".1")  # what the agent wrote before it
+        self._older = older_log(path)
         first = self._older if from_start and self._older.exists() else path
         self._file = first.stat().st_ino if first.exists() else 0
         self._offset = path.stat().st_size if path.exists() and not from_start else 0

@@ -41,7 +41,7 @@ from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.manifest import LOGS, LogSegment, list_segments
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import count_bytes
-from kdist_trainer.formats import LIVE_VIEW, LOG_FILE, prefix_rank
+from kdist_trainer.formats import LIVE_VIEW, LOG_FILE, older_log, prefix_rank
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
 from kdist_trainer.ipc.output import EARLY, EVENTS, STREAMS, pipe_path
@@ -83,7 +83,7 @@ class LogFile:
             found = os.fstat(_STREAMS[0])
             if not stat.S_ISREG(found.st_mode) or found.st_size < self._limit:
                 return
-            self._path.replace(self._path.with_name(self._path.name + ".1"))
+            self._path.replace(older_log(self._path))
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
             fresh = os.open(self._path, flags, 0o600)
             for stream in _STREAMS:

@@ -18,6 +18,7 @@ pickles, `digest` detects damage, `machine_faults` counts the faults of machines
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 FORMAT: Final = "format"
@@ -76,6 +77,11 @@ scheduler, signals every process of a run, and `kdist run` and the agents pass o
 def prefix_rank(rank: int) -> str:
     """What a line of a rank's output begins with in the log of its node."""
     return f"[rank{rank}]: "
+
+
+def older_log(path: Path) -> Path:
+    """Where an agent moves the log of a machine when it begins a new file."""
+    return path.with_name(f"{path.name}.1")
 
 
 def seconds_left(step: int | None, target: int | None, paces: Iterable[object]) -> float | None:

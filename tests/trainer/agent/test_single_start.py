@@ -63,7 +63,7 @@ def test_a_killed_rank_ends_a_script_that_cannot_continue(tmp_path: Path) -> Non
         kill(started(lab, 1)[0], signal.SIGKILL)
         assert_ended(lab, "node-0", "signal", "rank 1 was killed by SIGKILL")
         assert lab.record("node-0")["rank"] == 1
-        assert lab.record("node-0")["message"].endswith("from the start, unless its arguments resume it")
+        assert lab.record("node-0")["message"].endswith("unless its arguments resume it")
         assert [len(started(lab, rank)) for rank in range(2)] == [1, 1]
         (rule,) = lab.events("node-0", "restarts-off")
         assert "maxRestarts" in rule["message"]

@@ -252,7 +252,8 @@ RULE: Final = (
 )
 REFUSAL: Final = (
     "the script is not started again: no rank has opened a Checkpointer, and its files are its "
-    "own; spec.maxRestarts: N starts it again; it begins from the start, unless its arguments resume it"
+    "own; spec.maxRestarts: N starts it again; it begins from the start, unless its arguments "
+    "resume it"
 )
 ASKED_TO_END: Final = "a node was asked to end, like a pod that is evicted or deleted"
 OTHERS_SECONDS: Final = 15.0

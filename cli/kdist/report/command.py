@@ -42,10 +42,10 @@ def command(
     r"""Show where the time of a run went: its goodput report.
 
     Divides the time by attempt and cause, as recorded in the ledger next to the checkpoints: queue,
-    image pull, fetch of data by URL, rendezvous, start, productive steps, waiting in all-reduces,
-    checkpoints, steps that were lost and repeated, and the time in which nothing ran. It also works
-    for runs that have ended; queue, image pull and fetch are known only while the pods exist. `-o
-    html` is a single page with charts.
+    image pull, fetch of data, rendezvous, start, productive steps, all-reduce wait, checkpoint,
+    steps that were lost or not saved, down, unobserved, and other. It also works for runs that have
+    ended; queue, image pull and fetch are known only while the pods exist. `-o html` is a single
+    page with charts.
 
     \b
     Examples:

@@ -24,6 +24,8 @@ LABELS = {
     "unobserved": "unobserved",
     "other": "other",
 }
+USEFUL = ("productive", "allReduceWait")
+"""The categories that goodput is made of."""
 ATTEMPTS = ("ATTEMPT", "WHY", "FROM", "STEPS", "KEPT", "LOST", "TIME", "GOODPUT", "ENDED BY")
 GOODPUT = (
     "goodput is productive + all-reduce wait (any waiting for peers): the time of the steps "
@@ -64,7 +66,7 @@ def _attempt(one: Mapping[str, Any]) -> tuple[str, ...]:
         number(one["keptSteps"]),
         _lost(one),
         seconds(total),
-        _share(by_category.get("productive", 0.0) + by_category.get("allReduceWait", 0.0), total),
+        _share(sum(by_category.get(name, 0.0) for name in USEFUL), total),
         _end(one),
     )
 

@@ -54,7 +54,13 @@ def test_every_second_of_a_run_with_a_kill_is_in_a_category() -> None:
     assert (
         sum(report["secondsByCategory"].values()) == pytest.approx(report["elapsedSeconds"]) == 25.0
     )
-    assert report["goodput"] == pytest.approx(10 / 25)
+    useful = sum(report["secondsByCategory"][name] for name in text.USEFUL)
+    assert report["goodput"] == pytest.approx(useful / 25) == pytest.approx(10 / 25)
+
+
+def test_the_help_names_every_category() -> None:
+    told = " ".join((command.command.help or "").split())
+    assert [label for label in text.LABELS.values() if label not in told] == []
 
 
 def test_a_machine_at_fault_is_named_where_the_attempt_ended_and_above_the_table() -> None:

@@ -129,7 +129,7 @@ def test_nodes_are_a_number_or_limits(resources: Namespace, nodes: Any) -> None:
         (make(env=[{"name": "A", "value": "1"}] * 2), "Duplicate value"),
         (make(env=[{"name": f"A{i}", "value": ""} for i in range(257)]), "at most 256 items"),
         (make(code={"configMap": "x"}, backend="pod"), "Unsupported value"),
-        (make("a" * 51), "may not be more than 50 bytes"),
+        (make("a" * 51), "may not be more than 48 bytes"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

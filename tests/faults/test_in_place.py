@@ -81,7 +81,7 @@ def test_the_survivor_of_a_killed_rank_keeps_its_process_and_no_step_is_done_twi
 
 @pytest.mark.sampled
 @pytest.mark.processes
-@pytest.mark.parametrize("when", ["in", "after"])
+@pytest.mark.parametrize("when", ["in", "end", "after"])
 def test_the_best_evaluation_has_a_checkpoint_of_its_step_if_a_rank_is_lost_there(
     when: str, tmp_path: Path
 ) -> None:

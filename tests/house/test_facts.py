@@ -1,5 +1,5 @@
-"""Facts of the code that templates, the chart, pages and modules which import little repeat are the
-same there: whoever changes one at its place learns from a failing test where else it stands.
+"""Templates, the chart, pages and modules with few imports repeat some facts of the code. A test
+fails if a fact was changed in one of these places only.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ OF_OTHERS = {"kdist.dev/monitoring"}
 """Labels that users set on what is theirs."""
 
 
-def matches(pattern: str, *rooms: str) -> Iterator[tuple[Path, str]]:
-    """What a pattern finds in files of these rooms which people write: the file and each match."""
+def matches(pattern: str, *folders: str) -> Iterator[tuple[Path, str]]:
+    """What a pattern finds in the files of these folders that people write: file and match."""
     for path in files():
         inside = path.relative_to(ROOT)
         written = path.suffix not in {".json", ".png", ".svg"} and path.name != "requirements.txt"
-        if inside.parts[0] in rooms and written:
+        if inside.parts[0] in folders and written:
             yield from ((inside, found) for found in re.findall(pattern, path.read_text()))
 
 
 def test_every_port_of_an_agent_and_of_the_controller_is_that_of_the_code() -> None:
-    rooms = ("Dockerfile", "README.md", "charts", "cli", "docs", "examples", "manifests", "tools")
+    folders = ("Dockerfile", "README.md", "charts", "cli", "docs", "examples", "manifests", "tools")
     ports = {str(METRICS_PORT), str(PORT), str(RENDEZVOUS_PORT)}
-    found = list(matches(r"\b(?:94|294)\d\d\b", *rooms))
+    found = list(matches(r"\b(?:94|294)\d\d\b", *folders))
     assert [(str(path), port) for path, port in found if port not in ports] == []
     assert {path.parts[0] for path, _ in found} >= {"Dockerfile", "charts", "cli", "docs"}
 

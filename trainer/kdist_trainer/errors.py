@@ -151,7 +151,7 @@ def find_place(error: BaseException) -> str | None:
     return None
 
 
-_USERINFO: Final = re.compile(r"(?<=://)(?:[^\s/?#@]{0,256}:\S{0,8192}|[^\s/?#]{0,8192})@")
+_USERINFO: Final = re.compile(r"(?<=://)(?:[^\s/?#@]{0,256}:\S{0,2048}|[^\s/?#]{0,2048})@")
 
 
 def hide_userinfo(text: str) -> str:

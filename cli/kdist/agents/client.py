@@ -56,8 +56,8 @@ class AgentTransport(Protocol):
 
 @dataclass(frozen=True)
 class PodTransport:
-    """Straight to a host, which a pod of the same cluster reaches another one by, or to a port on
-    this machine.
+    """Requests directly to a host, as from one pod to another in a cluster, or to a port on this
+    machine.
     """
 
     host: str

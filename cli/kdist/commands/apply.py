@@ -159,7 +159,7 @@ def _send(
         try:
             deploy.record_commit(cluster, job.metadata.name, kind, base)
         except KdistError as error:  # the job is applied
-            console.message(f"the job is applied, but not its git commit recorded: {error}")
+            console.message(f"the job is applied, but its git commit is not recorded: {error}")
     if isinstance(plan, deploy.Plan) and plan.exists and configured and not dry_run:
         name = job.metadata.name
         console.message(

@@ -77,4 +77,4 @@ def command(
     for each in found:
         for line in each.lines():
             console.result(console.style(line, _COLORS.get(line[:1])))
-    return Code.ERROR  # as above
+    return Code.ERROR  # 1: there are differences, as kubectl diff says it

@@ -393,6 +393,9 @@ class _Composer:
         # JSON writes 😀 as two escapes, which YAML reads as two surrogates
         if _SURROGATE.search(text):
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if "\0" in text:  # of an escape; also where any text is taken, as in podTemplate
+            self._report(event, "the text has a NUL character, which no program takes")
+            text = text.replace("\0", "")  # named once
         plain = event.style is None
         node = YamlNode("scalar", self._mark(event), text, text, plain)
         try:

@@ -1,10 +1,10 @@
 """Decides which pods of a job may be evicted because their node is gone.
 
 A pod is evicted if its node's Ready condition is Unknown, the node's Lease has run out, and the
-agents that are left no longer hear the pod's: `tolerationSeconds` in `_pod.yaml.j2`, after which
-Kubernetes marks the pods itself, fits that. If no agent can tell, it takes one more Lease, and
-checkpoints on a volume that all nodes share, whose lock keeps a node that still runs from writing.
-Whatever speaks against it prevails, and whatever is missing makes it wait.
+agents that are left no longer hear the pod's. `tolerationSeconds` in `_pod.yaml.j2`, after which
+Kubernetes evicts the pods itself, is chosen to match. If no agent can tell, it takes one more
+Lease, and checkpoints on a volume that all nodes share, whose lock keeps a node that still runs
+from writing. Whatever speaks against it prevails, and whatever is missing makes it wait.
 
 All times of nodes are in unix seconds as the cluster writes them. They are compared with each other
 and never with the clock of this machine, which may be wrong: the newest Lease tells the time.

@@ -64,7 +64,7 @@ def replace_pod(
     `dry_run` the server only checks it. Raises `ValueError` if the decision is to wait, and
     `ApiError` if the server rejects it.
     """
-    if not decision.recover:
+    if not (decision.recover and decision.pod and decision.uid):
         raise ValueError(f"{decision.pod} is not to be replaced: {decision.message}")
     try:
         pod = cluster.get("v1", "Pod", decision.pod, owner.namespace)

@@ -1,5 +1,6 @@
-"""A training whose rank 1 kills itself once, in its third evaluation or right after it: the
-variable KILL_AT says which, and the file KILLED that it has done so.
+"""A training whose rank 1 kills itself once, in its third evaluation, at its end, when all ranks
+have its sums, or right after it: the variable KILL_AT says which, and the file KILLED that it has
+done so.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ class Evaluated(Digits):
         self.is_evaluating = True
         self._die("in")
         return super().evaluate(model, batch)
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        """That of `digits`."""
+        self._die("end")
+        return super().summarize(means)
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """That of `digits`."""

@@ -39,6 +39,23 @@ def test_an_error_of_the_gpu_is_tried_again(tmp_path: Path) -> None:
     assert "uncorrectable ECC error" in restart["failure"], "all nodes name what it was"
 
 
+@pytest.mark.processes
+def test_an_agent_whose_ranks_fail_to_compile_looks_at_what_is_cached(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\nimport pathlib\nfrom torch._inductor.exc import InductorError\n"
+        "cached = pathlib.Path(os.environ['TORCHINDUCTOR_CACHE_DIR'])\n"
+        "cached.mkdir(exist_ok=True)\n(cached / 'empty.py').touch()\n"
+        "raise InductorError(AttributeError(\"no attribute 'call'\"), None)\n"
+    )
+    with Lab(tmp_path, script={"path": str(script)}, compileCache=str(tmp_path)) as lab:
+        lab.start("node-0")
+        assert lab.end("node-0") != 0
+        assert lab.record("node-0")["message"].startswith("InductorError: ")
+        told = lab.events("node-0", "compile-cache-failed")
+    assert told[0]["message"].endswith("is damaged: remove it")
+
+
 @pytest.mark.sampled
 @pytest.mark.processes
 def test_equal_faults_of_a_gpu_do_not_spend_the_restarts_of_the_job(tmp_path: Path) -> None:

@@ -110,17 +110,29 @@ def test_other_packages_have_another_folder(
     assert folders[0] == folders[1] != folders[2]
 
 
-def test_what_is_kept_is_removed_if_ranks_fail_in_compiling(
-    settings: Settings, logged: list[str]
+FAILED = [describe(InductorError(AttributeError("no attribute 'call'"), None))]
+
+
+@pytest.mark.parametrize("where", ["auto", "volume"])
+def test_damaged_code_is_removed_if_ranks_fail_to_compile_where_no_other_node_uses_it(
+    settings: Settings, tmp_path: Path, logged: list[str], where: str
 ) -> None:
-    set_variables(settings)
+    (tmp_path / "volume").mkdir()
+    chosen = with_cache(settings, where if where == "auto" else str(tmp_path / where))
+    set_variables(chosen)
     folder = Path(os.environ[INDUCTOR])
     fill(folder, "ab/code.py")
-    remove_damaged([describe(ValueError("of the user"))])
-    assert (folder / "ab/code.py").exists()
-    remove_damaged([describe(InductorError(AttributeError("no attribute 'call'"), None))])
-    assert not list(folder.parent.glob("*/*"))
-    assert "is compiled again" in logged[0]
+    (folder / "ab/code.so.load_ok").touch()
+    remove_damaged(chosen, FAILED)
+    assert (folder / "ab/code.py").exists(), "the program may be at fault"
+    (folder / "ab/other.py").touch()
+    remove_damaged(chosen, [describe(ValueError("of the user"))])
+    assert not logged
+    remove_damaged(chosen, FAILED)
+    assert (folder / "ab/code.py").exists() is (where != "auto")
+    assert "is damaged" in logged[0]
+    if where == "auto":
+        assert not list(folder.parent.glob("*/*"))
 
 
 def test_a_folder_of_the_users_is_never_removed(
@@ -128,9 +140,10 @@ def test_a_folder_of_the_users_is_never_removed(
 ) -> None:
     monkeypatch.setenv(INDUCTOR, str(tmp_path / "mine"))
     set_variables(settings)
-    fill(tmp_path / "mine", "ab/code.py")
-    remove_damaged([describe(InductorError(AttributeError("no attribute 'call'"), None))])
-    assert (tmp_path / "mine/ab/code.py").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/code.py").touch()
+    remove_damaged(settings, FAILED)
+    assert (tmp_path / "mine/code.py").exists()
 
 
 def fill(folder: Path, *names: str) -> None:

@@ -28,7 +28,6 @@ STATUS: dict[str, Any] = {
 }
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/ml/trainjobs/digits/status"
 # The limits of TrainJob's own schema.
-MOST = 2**31 - 1
 
 
 class Trainer(HTTPServer):
@@ -96,7 +95,7 @@ def test_only_the_node_of_rank_0_tells_it_and_what_is_unknown_is_left_out() -> N
     slow = [{"rank": 0, "step_seconds": 1e12}]
     beyond = describe({**STATUS, "step": 101, "ranks": slow}) or {}
     assert (beyond["progressPercentage"], beyond["estimatedRemainingSeconds"]) == (100, 0)
-    assert (describe({**STATUS, "ranks": slow}) or {})["estimatedRemainingSeconds"] == MOST
+    assert "estimatedRemainingSeconds" not in (describe({**STATUS, "ranks": slow}) or {})
     text = describe({**STATUS, "ranks": [{"rank": 0, "step_seconds": "nan"}]}) or {}
     assert "estimatedRemainingSeconds" not in text
 

@@ -5,6 +5,7 @@ errors that all learn of.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -95,6 +96,30 @@ def test_ranks_may_hold_different_names_and_learn_what_the_reading_rank_raised(
 ) -> None:
     assert run_ranks(2, send_and_fail, tmp_path, False) == [str([[7.0] * 3, [7.0] * 3])] * 2
     assert run_ranks(2, send_and_fail, tmp_path, True) == ["no such block"] * 2
+
+
+def fail_above_0(rank: Rank, first: type[Exception]) -> tuple[str, bool]:
+    """What a rank is told by work that fails on all but rank 0, and whether it sees where."""
+
+    def fail_here() -> None:
+        if rank.rank > 0:
+            raise first("of rank 1") if rank.rank == 1 else OSError("of rank 2")
+
+    try:
+        CheckpointGroup(rank).on_all_ranks(fail_here)
+    except (OSError, ValueError) as error:
+        return f"{type(error).__name__} {error}", ", in fail_here" in traceback.format_exc()
+    return "", False
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("first", [OSError, ValueError])
+def test_all_ranks_raise_one_error_with_their_own_place_if_they_failed_alike(
+    first: type[Exception], tmp_path: Path
+) -> None:
+    told, places = zip(*run_ranks(3, fail_above_0, tmp_path, first), strict=True)
+    assert {*told} == {f"{first.__name__} of rank 1"}
+    assert places == (False, True, first is OSError)
 
 
 def receive(rank: Rank, *, has_connections: bool) -> dict[str, Any]:

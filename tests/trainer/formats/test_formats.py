@@ -27,7 +27,15 @@ from kdist_trainer.checkpoint.manifest import (
 )
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.errors import CheckpointMismatchError
-from kdist_trainer.formats import FORMAT, FORMATS, STRICT, NewerFormatError, stamp, take_format
+from kdist_trainer.formats import (
+    FORMAT,
+    FORMATS,
+    STRICT,
+    NewerFormatError,
+    seconds_left,
+    stamp,
+    take_format,
+)
 from tests.house.tree import ROOT, python_files
 
 
@@ -205,3 +213,14 @@ def test_every_declared_document_is_written_and_read_with_its_number() -> None:
     assert 'FORMATS["manifest.json"]' in code
     assert {"job.json", "report.json"}.isdisjoint(FORMATS)
     assert all(f"{name}," in code for name in ("CLI_API_VERSION", "JOB_API_VERSION"))
+
+
+@pytest.mark.parametrize("pace", [None, 0, -1.0, float("inf"), float("nan"), "2", True, 1e300])
+def test_a_pace_that_is_none_estimates_nothing(pace: object) -> None:
+    assert seconds_left(3, 10, [pace]) is None
+
+
+def test_the_slowest_pace_estimates_the_time_left() -> None:
+    assert seconds_left(3, 10, [1.0, 2.0, None]) == 14.0
+    assert seconds_left(11, 10, [1.0]) == 0.0
+    assert seconds_left(None, 10, [1.0]) is seconds_left(3, None, [1.0]) is None

@@ -133,7 +133,38 @@ def test_what_decides_which_samples_there_are_tells_sets_apart_and_nothing_else(
     ]
     assert len({identify(each) for each in same}) == 1
     assert len({identify(each) for each in [one, *others]}) == 1 + len(others)
-    read = HfStream(one.shuffle(seed=1))
-    before = read.identity()
-    assert len([each for file in read.files() for each in read.read(file)]) == 10
-    assert read.identity() == before == identify(one.shuffle(seed=1)), "also when it was read"
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "json", "text"])
+def test_reading_and_who_reads_make_no_other_set(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [str(tmp_path / f"{number}.{form}") for number in range(2)]
+    for file in files:
+        whole = Dataset.from_dict({"text": [f"line {number}" for number in range(9)]})
+        if form == "text":
+            Path(file).write_text("\n".join(whole["text"]))
+        else:
+            getattr(whole, f"to_{form}")(file)
+
+    def load(token: str = "") -> HfStream:
+        return HfStream(
+            load_dataset(
+                form,
+                data_files=files,
+                split="train",
+                streaming=True,
+                cache_dir=str(tmp_path / "cache"),
+                token=token or None,
+            ).select_columns(["text"])
+        )
+
+    stream = load()
+    before = stream.identity()
+    next(iter(stream.read("1")))
+    assert stream.identity() == before
+    assert len([each for file in stream.files() for each in stream.read(file)]) == 18
+    assert stream.identity() == before == load("hf_secret").identity()
+    (tmp_path / "text").mkdir()
+    monkeypatch.chdir(tmp_path)  # where there is something by the name of the column
+    assert load().identity() == before

@@ -120,7 +120,7 @@ def test_an_error_in_a_loader_process_is_told_as_it_was_raised_there() -> None:
     assert failure.describe(raised.value).message == "ValueError: row 0 is bad"
 
 
-def test_an_error_in_compiling_is_what_the_compiler_has_met() -> None:
+def test_an_error_of_the_compiler_is_reported_as_it_was_raised() -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/cache/file.py")
     for error in (InductorError(full, None), BackendCompilerFailed(len, full, None)):
         found = failure.describe(error)

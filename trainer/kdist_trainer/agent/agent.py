@@ -204,7 +204,7 @@ class ElasticAgent(ElasticAgentBase):
             while True:
                 generation = self._next_generation()
                 result = self._run_workers(generation)
-                compile_cache.remove_damaged(result.failures.values())
+                compile_cache.remove_damaged(self._settings, result.failures.values())
                 fault = root_cause(each for each in result.failures.values() if each.is_of_machine)
                 self._termination.decide(generation, result)
                 if fault is not None:

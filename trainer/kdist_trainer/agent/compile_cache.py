@@ -43,6 +43,8 @@ _QUIET_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 300.0
 _RESTORE_SECONDS: Final = 5.0
 """How long ranks wait for the archive; a late one is still of use to what they compile later."""
+_EMPTY: Final = {".lock", ".load_ok"}
+"""Suffixes of files that are always empty."""
 _COMPILE_ERRORS: Final = ("BackendCompilerFailed: ", "InductorError: ")
 _UNUSED_SECONDS: Final = 30 * 86_400.0
 _MOST_BYTES: Final = 1 << 27
@@ -52,8 +54,9 @@ _MACHINE = re.compile(r"(model name|flags|Features|CPU part|Model)\s*:")
 
 
 def skip_headers(config: TrainConfig) -> bool:
-    """Have torch precompile no headers if kdist keeps compiled code, which is returned: they are
-    not in torch's cache, and it compiles them before it looks there. Before torch is imported.
+    """Have torch precompile no headers if kdist keeps compiled code; returns whether it does. The
+    headers are not in torch's cache, and torch compiles them before it looks there. Call it before
+    torch is imported.
     """
     if config.compile_cache == "off" or INDUCTOR in os.environ:
         return False
@@ -84,19 +87,32 @@ def set_variables(settings: Settings) -> None:
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path(os.environ[INDUCTOR], "triton")))
 
 
-def remove_damaged(failures: Iterable[Failure]) -> None:
-    """Remove what is in the folder if ranks failed in compiling: torch takes a file that a crash or
-    a full disk has left empty as it is, at every start.
+def remove_damaged(settings: Settings, failures: Iterable[Failure]) -> None:
+    """Remove the folder's code if ranks failed to compile and some of it is empty, as a crash or a
+    full disk leaves it: torch uses such files at every start.
     """
     folder = Path(os.environ.get(INDUCTOR, ""))
-    is_own = folder.parent.name.startswith(_PREFIX) and folder.is_dir()
-    if is_own and any(each.message.startswith(_COMPILE_ERRORS) for each in failures):
+    is_own = folder.parent.name.startswith(_PREFIX)
+    if not is_own or not any(each.message.startswith(_COMPILE_ERRORS) for each in failures):
+        return
+    if not any(path.suffix not in _EMPTY and _is_empty(path) for path in folder.rglob("*")):
+        return
+    message = f"ranks failed to compile: the code cached in {folder} is damaged"
+    if settings.config.compile_cache == "auto":
         removed = folder.with_name(f"{folder.name}.{time.time_ns()}")
         with suppress(OSError):
             folder.rename(removed)  # at once: other ranks may look into it
             shutil.rmtree(removed, ignore_errors=True)
-            message = f"ranks failed in compiling: what was kept in {folder} is compiled again"
-            log.warn("compile-cache-failed", message=message)
+            log.warn("compile-cache-failed", message=f"{message}, and is compiled again")
+    else:  # other nodes and jobs may use it
+        log.warn("compile-cache-failed", message=f"{message}: remove it")
+
+
+def _is_empty(path: Path) -> bool:
+    with suppress(OSError):
+        status = path.lstat()
+        return stat.S_ISREG(status.st_mode) and not status.st_size
+    return False
 
 
 def _remove_unused(folder: Path) -> None:
@@ -161,6 +177,7 @@ class CacheArchive:
             time.sleep(_QUIET_SECONDS)
             is_quiet, before = (files := self._list()) == before, files
             keys = {_COPY.sub("", name) for name in files}
+            self._known &= keys  # what was removed is written again
             if is_quiet and not keys <= self._known and self._read_key() is not None:
                 try:
                     if not self._adds:
@@ -216,7 +233,8 @@ class CacheArchive:
                 if path.suffix != ".lock" and not path.name.startswith((".", "tmp.")):
                     with suppress(OSError):
                         status, name = path.lstat(), str(path.relative_to(self._folder))
-                        if stat.S_ISREG(status.st_mode):
+                        is_whole = status.st_size or path.suffix in _EMPTY
+                        if stat.S_ISREG(status.st_mode) and is_whole:
                             found.append((status.st_mtime, name, status.st_size))
         return {name: size for _, name, size in sorted(found, reverse=True)}
 

@@ -558,8 +558,8 @@ def describe_full(folders: Iterable[tuple[str, object]], *, has: str = "has") ->
 
 
 def describe_room(use: str, folder: object, *, is_full: bool = True, has: str = "has") -> str:
-    """A sentence about the room of a folder and what makes more, if it `is_full`, or however full
-    it is; empty for what is no folder.
+    """A sentence about the free space of a folder and how to get more; with `is_full` only if
+    little is left. Empty for what is no folder.
     """
     if not isinstance(folder, Path):
         return ""

@@ -48,7 +48,7 @@ def describe(status: Mapping[str, Any]) -> dict[str, Any] | None:
     if target:
         found["progressPercentage"] = min(100, 100 * step // target)
         if (left := seconds_left(step, target, [rank["step_seconds"]])) is not None:
-            found["estimatedRemainingSeconds"] = min(round(left), 2**31 - 1)
+            found["estimatedRemainingSeconds"] = round(left)
     return found
 
 
@@ -74,7 +74,7 @@ class TrainJobStatusReporter:
         """Send the last progress, and wait some seconds for it at most."""
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(REQUEST_SECONDS)
+            self._thread.join(2 * REQUEST_SECONDS)  # one may be under way
 
     def _send(self) -> None:
         try:

@@ -137,8 +137,8 @@ class Origin:
 
     @classmethod
     def of(cls, error: BaseException) -> Origin:
-        """The origin of an error; if it reports another one, as of another process, the origin of
-        that.
+        """The origin of an error; if it wraps another one, for example of another process, the
+        origin of that.
         """
         names = tuple(base.__name__ for base in type(error).__mro__)
         message = str(error)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import RLock
@@ -181,6 +182,6 @@ class CheckedModel(ConfigModel):
         refuse(self._violations())
         return self
 
+    @abstractmethod
     def _violations(self) -> Iterator[Violation]:
         """The broken rules."""
-        raise NotImplementedError

@@ -112,7 +112,7 @@ class Script(ConfigModel):
 
 
 QUANTITY_OR_NONE = f"^none$|{QUANTITY}"
-COMPILE_CACHE = "^(auto|off|/[^\x00-\x1f]*)$"
+COMPILE_CACHE = r"^(auto|off|/[^\x00-\x1f]*)$"
 
 
 class Logs(ConfigModel):

@@ -88,13 +88,16 @@ class CheckpointGroup:
         return result  # type: ignore[return-value]  # no error, so it is the result
 
     def on_all_ranks(self, work: Callable[[], T]) -> list[T]:
-        """Call `work` on every rank; every rank returns all results, by rank, or raises its own
-        error, or else that of the lowest rank that failed.
+        """Call `work` on every rank; every rank returns all results, by rank, or raises the error
+        of the lowest rank that failed: callers do the same on all ranks by its type. With the own
+        traceback, if this rank has failed alike.
         """
         own = _attempt(work)
         outcomes = self.gather(own)
-        for _, problem in (own, *outcomes):
+        for _, problem in outcomes:
             if problem is not None:
+                if type(own[1]) is type(problem):
+                    problem.with_traceback(own[1].__traceback__)
                 raise problem
         return [value for value, _ in outcomes]  # type: ignore[misc]  # no error, so all are results
 

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from kdist_trainer.formats.untrusted_text import finite_number
+
 FORMAT: Final = "format"
 FIRST: Final = 1
 FORMATS: Final[Mapping[str, int]] = {
@@ -48,6 +50,8 @@ CLI_API_VERSION: Final = "cli.kdist.dev/v1"
 
 MAX_NODES: Final = 4096
 """Nodes of a job."""
+MOST_SECONDS_LEFT: Final = 2**31 - 1
+"""What a field of 32 bits can say, as that of a TrainJob."""
 METRICS_PORT: Final = 9401
 """Port on which an agent serves its metrics and its status, unless it is started with another."""
 RUN: Final = "kdist.dev/run"
@@ -86,10 +90,11 @@ def older_log(path: Path) -> Path:
 
 def seconds_left(step: int | None, target: int | None, paces: Iterable[object]) -> float | None:
     """Estimate the seconds until step `target` from how long a step takes, the slowest of `paces`;
-    None if one of the three is unknown.
+    None if one of the three is unknown, or it is more than `MOST_SECONDS_LEFT`.
     """
-    known = [pace for pace in paces if isinstance(pace, int | float) and pace]
-    return max(0, target - step) * max(known) if target and step is not None and known else None
+    known = [found for pace in paces if (found := finite_number(pace) or 0.0) > 0]
+    left = max(0, target - step) * max(known) if target and step is not None and known else None
+    return None if left is None or left > MOST_SECONDS_LEFT else left
 
 
 class NewerFormatError(ValueError):

@@ -21,8 +21,8 @@ import numpy as np
 from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.stream import Stream
 
-_OF_MACHINES: Final = {"token_per_repo_id", "storage_options"}
-"""What machines that read the same may have another value of."""
+_NOT_DATA: Final = {"DownloadConfig", "last_item", "storage_options", "token_per_repo_id"}
+"""Parts and attributes that change by reading, or differ between machines that read the same."""
 
 
 class HfStream(Stream):
@@ -56,7 +56,7 @@ class HfStream(Stream):
     def identity(self) -> str:
         """By its files and their sizes, its order and its steps, as far as the set tells them."""
         told = "\n".join(_describe(getattr(self._dataset, "_ex_iterable", None)))
-        return hashlib.sha256(told.encode()).hexdigest()
+        return hashlib.sha256(told.encode(errors="backslashreplace")).hexdigest()
 
     def read(self, file: str) -> Iterator[Any]:
         return self.skip(file, 0)
@@ -81,25 +81,30 @@ class HfStream(Stream):
 
 
 def _describe(part: Any) -> Iterator[str]:
-    """What a part of a set, or a value in it, tells. Code is named only: its text, and what it
-    refers to, may differ where it does the same.
+    """Describe a part of a set, or a value in it. Code is described by its name only: its text, and
+    what it refers to, may differ although it does the same.
     """
     if isinstance(part, np.random.Generator):
         yield str(part.bit_generator.state)
-    elif isinstance(part, str):
+    elif isinstance(part, str | Path):
+        text = str(part)
         with suppress(OSError, ValueError):  # not a path at all
-            part = f"{Path(part).name} {Path(part).stat().st_size}"
-        yield part
+            if (path := Path(text)).is_file():
+                text = f"{path.name} {path.stat().st_size}"
+        yield text
     elif isinstance(part, Mapping):
-        yield from _describe([each for pair in part.items() for each in pair])
+        for name, each in part.items():
+            yield str(name)
+            yield from _describe(each)
     elif isinstance(part, Sequence):
         for each in part:
             yield from _describe(each)
-    elif type(part).__module__.startswith("datasets."):
+    elif type(part).__module__.startswith("datasets.") and type(part).__name__ not in _NOT_DATA:
         yield f"{type(part).__name__} {getattr(part, 'num_rows', '')}"
         for name, each in vars(part).items():
-            if name[0] != "_" and name not in _OF_MACHINES:
-                yield from _describe((name, each))
+            if name[0] != "_" and name not in _NOT_DATA:
+                yield name
+                yield from _describe(each)
     else:
         is_plain = part is None or isinstance(part, bool | int | float)
         yield str(part if is_plain else getattr(part, "__qualname__", type(part).__qualname__))

@@ -141,8 +141,8 @@ class RunCounts:
     def begin(
         self, *, restarts: int, lost_steps: int, committed: tuple[int | None, float | None]
     ) -> None:
-        """A worker group begins; so often one has begun after a failure, this one included, and so
-        many steps have been lost.
+        """A worker group begins. `restarts` counts the groups that began after a failure, this one
+        included, and `lost_steps` the steps lost so far.
         """
         self._restarts, self._lost_steps, self._failures = restarts, lost_steps, 0
         self.committed = committed

@@ -215,9 +215,9 @@ def check_data(ctx: TrainContext) -> None:
     every = ctx.world.all_gather_object(ctx.state.fingerprint)
     if other := next((rank for rank, found in enumerate(every) if found != every[0]), None):
         raise DataError(
-            f"{type(ctx.workload).__name__}.dataset('train') is not the same on ranks 0 and "
-            f"{other}, so samples would be used twice or never: give every shuffle a seed, and "
-            "every rank the same files"
+            f"{type(ctx.workload).__name__}.dataset('train'), or its weights() or fingerprint(), "
+            f"is not the same on ranks 0 and {other}, so samples would be used twice or never: "
+            "give every shuffle a seed, and every rank the same files"
         )
 
 

@@ -250,7 +250,7 @@ def fetch_snapshot(
         pods_task = pool.submit(cluster.list, "v1", "Pod", **of_job)
         listed = partial(cluster.list, "v1", "Event", namespace=namespace)
         events_task = pool.submit(_if_permitted, listed if events is None else events.read, [])
-        # the Jobs that keep the pods of a job from nodes
+        # the Jobs by which a job avoids nodes
         avoided: dict[str, Any] = {**of_job, "selector": f"{AVOID_LABEL}={name}"}
         markers = pool.submit(cluster.list_readable, "batch/v1", "Job", **avoided)
         config_map = cluster.look_up("v1", "ConfigMap", name, namespace) or {}

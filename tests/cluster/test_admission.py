@@ -127,6 +127,7 @@ def expect(namespace: Namespace, job: str, cause: str, *words: str) -> None:
     assert [word for word in words if word not in json.dumps(answer)] == []
 
 
+@pytest.mark.sampled
 def test_pod_security_that_refuses_is_named_with_what_it_complains_of(
     namespace: Namespace, job: Job
 ) -> None:
@@ -156,6 +157,7 @@ def test_pod_security_that_refuses_is_named_with_what_it_complains_of(
         assert namespace.status(kind)["phase"] == "Pending"
 
 
+@pytest.mark.sampled
 @pytest.mark.needs("whole-cluster")
 def test_a_webhook_that_is_away_is_named_with_where_it_is_configured(
     namespace: Namespace, job: Job, deaf_webhook: str

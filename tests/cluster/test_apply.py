@@ -133,6 +133,7 @@ def test_delete_keeps_the_checkpoints_unless_they_are_purged(
     assert namespace.kdist("delete", "-f", str(file), "--purge") == expected
 
 
+@pytest.mark.sampled
 def test_what_a_job_asks_for_no_longer_is_pruned_once_no_pod_needs_it(
     namespace: Namespace, job: Job
 ) -> None:
@@ -272,6 +273,7 @@ def test_kdist_is_a_plugin_of_kubectl(namespace: Namespace) -> None:
     assert kubectl("__complete", "kdist", "de").splitlines() == ["delete", ":4"]
 
 
+@pytest.mark.sampled
 def test_all_but_what_it_resumes_from_goes_with_a_workload_that_is_deleted_by_hand(
     namespace: Namespace, file: Path
 ) -> None:

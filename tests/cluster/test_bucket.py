@@ -70,6 +70,7 @@ def count_event_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in found)
 
 
+@pytest.mark.sampled
 def test_a_job_without_a_volume_goes_on_from_its_bucket_when_all_its_pods_are_lost(
     namespace: Namespace,
     calm: Callable[..., dict[str, Any]],

@@ -1,12 +1,13 @@
 """A training whose rank 1 kills itself once, in its third evaluation, at its end, when all ranks
-have its sums, or right after it: the variable KILL_AT says which, and the file KILLED that it has
-done so.
+have its sums, right after it, or some steps later: the variable KILL_AT says which, and the file
+KILLED that it has done so.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kdist_trainer.workloads.digits import Digits
 class Evaluated(Digits):
     """`digits`."""
 
-    evaluations, is_evaluating = 0, False
+    evaluations, steps, is_evaluating = 0, 0, False
 
     def evaluate(self, model: nn.Module, batch: Any) -> Sums:
         """That of `digits`."""
@@ -35,8 +36,11 @@ class Evaluated(Digits):
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """That of `digits`."""
+        self.steps = 1 if self.is_evaluating else self.steps + 1
         self.is_evaluating = False
         self._die("after")
+        if self.steps == 4:
+            self._die("later")
         return super().loss(model, batch)
 
     def _die(self, place: str) -> None:
@@ -44,4 +48,5 @@ class Evaluated(Digits):
         is_now = self.evaluations == 3 and os.environ["KILL_AT"] == place
         if is_now and os.environ["RANK"] == "1" and not killed.exists():
             killed.touch()
+            time.sleep(place == "later")  # so that the state of the evaluation is saved by then
             os.kill(os.getpid(), signal.SIGKILL)

@@ -114,7 +114,7 @@ def test_what_decides_which_samples_there_are_tells_sets_apart_and_nothing_else(
         return found
 
     def identify(dataset: IterableDataset) -> str:
-        return HfStream(dataset).identity()
+        return StreamSamples(HfStream(dataset), batch=2, shards=1, seed=0).describe()
 
     one = parquet("one", 5, 5)
     same = [one, parquet("one", 5, 5), parquet("moved", 5, 5)]
@@ -133,6 +133,10 @@ def test_what_decides_which_samples_there_are_tells_sets_apart_and_nothing_else(
     ]
     assert len({identify(each) for each in same}) == 1
     assert len({identify(each) for each in [one, *others]}) == 1 + len(others)
+    read = StreamSamples(HfStream(one.shuffle(seed=1)), batch=2, shards=1, seed=0)
+    before = read.describe()
+    assert len([read[place] for place in range(10)]) == 10
+    assert read.describe() == before == identify(one.shuffle(seed=1)), "also when it was read"
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv", "json", "text"])

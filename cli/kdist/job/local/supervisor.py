@@ -33,14 +33,15 @@ from kdist.job.local.run_dir import RunFolder, open_private
 from kdist_trainer.formats import SAME_REQUEST_SECONDS, SCRATCH, SPAWNER
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_REPEAT_SECONDS = 0.5  # between two presses of Ctrl-C that are meant as two
+_SAME_CTRL_C_SECONDS = 0.1  # shorter than between two presses
+_LATE_CTRL_C_SECONDS = 0.5  # after the end of a run, for which it was meant
 
 
 class SignalQueue:
     """Queues signals instead of ending the process while the context lasts. What comes with the
     first one is the same request: `timeout` signals a process and then its group. If it received
-    one, a Ctrl-C within `_REPEAT_SECONDS` after the context is ignored: it was meant for what has
-    ended. For the main thread only.
+    one, a Ctrl-C within `_LATE_CTRL_C_SECONDS` after the context is ignored: it was meant for what
+    has ended. For the main thread only.
 
     Attributes:
         received: the signals so far, without those that were taken out.
@@ -72,7 +73,7 @@ class SignalQueue:
             self._received_at is not None
             and self._before[signal.SIGINT] is signal.default_int_handler
         ):
-            self._before[signal.SIGINT] = _interrupt_from(time.monotonic() + _REPEAT_SECONDS)
+            self._before[signal.SIGINT] = _interrupt_from(time.monotonic() + _LATE_CTRL_C_SECONDS)
         for number, handler in self._before.items():
             signal.signal(number, handler)
         os.close(self._reader)
@@ -92,10 +93,11 @@ class SignalQueue:
             os.read(self._reader, 4096)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's signature
-        now, same = time.monotonic(), SAME_REQUEST_SECONDS
+        same = _SAME_CTRL_C_SECONDS if number == signal.SIGINT else SAME_REQUEST_SECONDS
+        now = time.monotonic()
         if self._received_at is None:
             self._received_at = now
-        elif now - self._received_at < (_REPEAT_SECONDS if number == signal.SIGINT else same):
+        elif now - self._received_at < same:
             return
         self.received.append(signal.Signals(number))
 

@@ -254,7 +254,7 @@ def test_a_daemon_that_an_agent_leaves_behind_is_killed_before_the_agent_starts_
 def test_a_ctrl_c_pressed_again_just_when_the_run_has_stopped_is_ignored_and_a_later_one_is_not(
     seconds: float, interrupts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "_REPEAT_SECONDS", seconds)
+    monkeypatch.setattr(supervisor_module, "_LATE_CTRL_C_SECONDS", seconds)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with SignalQueue() as signals:
@@ -271,7 +271,7 @@ def test_a_ctrl_c_pressed_again_just_when_the_run_has_stopped_is_ignored_and_a_l
 def test_signals_that_come_together_are_one_request(
     number: signal.Signals, seconds: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_REPEAT_SECONDS", "SAME_REQUEST_SECONDS"):
+    for name in ("_SAME_CTRL_C_SECONDS", "SAME_REQUEST_SECONDS"):
         monkeypatch.setattr(supervisor_module, name, seconds)
     before = signal.getsignal(signal.SIGINT)
     with SignalQueue() as signals:

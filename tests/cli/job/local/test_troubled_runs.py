@@ -178,7 +178,12 @@ def test_a_run_that_is_ended_at_once_says_how_many_steps_are_not_saved(
         os.kill(pid, signal.SIGSTOP)  # so that none can save
     run.process.send_signal(signal.SIGINT)
     run.wait_until(lambda: "saves and stops" in run.errors(), "word of the stop")
-    run.process.send_signal(signal.SIGINT)
+
+    def is_ended_at_once() -> bool:
+        run.process.send_signal(signal.SIGINT)
+        return "exits now" in run.errors()
+
+    run.wait_until(is_ended_at_once, "word of the end")
     run.wait(130)
     saved = commits(folder)[-1]
     lost = json.loads((folder / "report.json").read_text())["notSaved"]

@@ -6,12 +6,13 @@ checkpoint or from scratch.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from kdist import deploy, rbac
+from kdist.agents.metrics import AgentSample
 from kdist.errors import NotFoundError
 from kdist.job.cluster import agents, applied, checkpoints, review, scale, suspend, wait
 from kdist.job.cluster.applied import AppliedJob, Document
@@ -304,18 +305,21 @@ def _announce_bounds(wanted: AppliedJob, pods: list[Pod]) -> None:
 
     def poll() -> bool | None:
         samples = agents.fetch_samples(wanted, wanted.pods(), timeout=agents.TIMEOUT)
-        reported = [sample.status.get("nodes") for sample in samples.values()]
-        known = [bounds for bounds in reported if isinstance(bounds, dict)]
-        return (
-            True
-            if all((one.get("min"), one.get("max")) == (nodes.min, nodes.max) for one in known)
-            else None
-        )
+        return True if know_bounds(samples.values(), nodes.min, nodes.max) else None
 
     if running:
         limits = scale.describe_nodes(nodes.min, nodes.max)
         what = f"the agents of {wanted.name} to learn the new limits, {limits}"
         wait.wait_until(poll, timeout=_LIMITS_TIMEOUT, what=what, notify=wanted.dialog.notify)
+
+
+def know_bounds(samples: Iterable[AgentSample], least: int, most: int) -> bool:
+    """Whether every agent that reports limits has these. One whose run is over reads no new ones,
+    though it stays alive in a StatefulSet.
+    """
+    at_work = (each.status for each in samples if each.status.get("exit") is None)
+    reported = [bounds for each in at_work if isinstance(bounds := each.get("nodes"), dict)]
+    return all((each.get("min"), each.get("max")) == (least, most) for each in reported)
 
 
 def _workload(target: AppliedJob) -> Document | None:

@@ -5,6 +5,7 @@ Those that options take are read in `kdist.commands.options`.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -147,3 +148,38 @@ def camel_case(name: str) -> str:
     """A snake_case name as fields of JSON documents are written: `world_size` as `worldSize`."""
     head, *rest = name.split("_")
     return head + "".join(part.capitalize() for part in rest)
+
+
+_UNITS = {
+    "n": 1e-9,
+    "u": 1e-6,
+    "m": 1e-3,
+    "": 1.0,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "E": 1e18,
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+    "Ti": 2.0**40,
+    "Pi": 2.0**50,
+    "Ei": 2.0**60,
+}
+_QUANTITY = re.compile(
+    r"\+?([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE]([+-]?[0-9]{1,2}))?([numkMGTPE]?i?)"
+)
+
+
+def parse_quantity(text: object) -> float | None:
+    """Parse a Kubernetes quantity; None if it is not one."""
+    found = (
+        _QUANTITY.fullmatch(str(text))
+        if isinstance(text, str | int | float) and not isinstance(text, bool)
+        else None
+    )
+    if found is None or found[3] not in _UNITS:
+        return None
+    return float(found[1]) * 10.0 ** int(found[2] or 0) * _UNITS[found[3]]

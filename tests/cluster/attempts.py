@@ -13,7 +13,13 @@ from typing import Any
 from tests.cluster.tenants import ALICE, EVE, VERA, Document, Tenants
 
 HOST = {"volumes": [{"name": "disk", "hostPath": {"path": "/"}}], "hostNetwork": True}
-ROOT = {"name": "trainer", "securityContext": {"privileged": True, "runAsUser": 0}}
+CONTEXT = {
+    "privileged": True,
+    "allowPrivilegeEscalation": True,
+    "runAsUser": 0,
+    "runAsNonRoot": False,
+}
+ROOT = {"name": "trainer", "securityContext": CONTEXT}
 LABELS = {
     "kdist.dev/job": "digits",
     "app.kubernetes.io/name": "kdist",

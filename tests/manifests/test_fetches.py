@@ -226,12 +226,13 @@ def test_the_overlay_may_add_to_a_container_that_fetches_but_not_change_what_it_
 
 
 def test_the_overlays_resources_of_the_training_are_those_of_a_fetch_too() -> None:
-    less = {"requests": {"cpu": "100m", "nvidia.com/gpu": "1"}, "limits": {"memory": "1Gi"}}
+    gpu = {"nvidia.com/gpu": "1"}
+    less = {"requests": {"cpu": "100m", **gpu}, "limits": {"memory": "5Gi", **gpu}}
     trainer = {"containers": [{"name": "trainer", "resources": less}]}
     for backend in backends.NAMES:
         (fetch,) = find_pod(backend, data=[NOISE], podTemplate={"spec": trainer})["initContainers"]
         assert fetch["resources"]["requests"] == {"cpu": "100m", "memory": "4Gi"}
-        assert fetch["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
+        assert fetch["resources"]["limits"] == {"cpu": "1", "memory": "5Gi"}
     own = {"initContainers": [{"name": "fetch-data-0", "resources": {"limits": {"cpu": "2"}}}]}
     (fetch,) = find_pod(data=[NOISE], podTemplate={"spec": {**trainer, **own}})["initContainers"]
     assert fetch["resources"]["limits"]["cpu"] == "2"

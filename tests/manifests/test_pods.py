@@ -51,13 +51,16 @@ def test_every_pod_keeps_the_rules_of_restricted(backend: str) -> None:
 BAD: list[dict[str, Any]] = [
     {"hostNetwork": True},
     {"volumes": [{"name": "host", "hostPath": {"path": "/"}}]},
-    {"securityContext": {"runAsUser": 0}},
+    {
+        "securityContext": {"runAsUser": 0},
+        "containers": [{"name": "trainer", "securityContext": {"runAsNonRoot": False}}],
+    },
     {"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}},
     {"securityContext": {"seccompProfile": {"type": "Unconfined"}}},
     *(
         {"containers": [{"name": "trainer", **change}]}
         for change in (
-            {"securityContext": {"privileged": True}},
+            {"securityContext": {"privileged": True, "allowPrivilegeEscalation": True}},
             {"securityContext": {"allowPrivilegeEscalation": None}},
             {"securityContext": {"runAsNonRoot": False}},
             {"securityContext": {"capabilities": {"drop": ["CHOWN"]}}},

@@ -15,7 +15,7 @@ import click
 
 from kdist import console
 from kdist.commands import options
-from kdist.errors import Code, KdistError, UsageError
+from kdist.errors import Code, KdistError, Problem, UsageError
 from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
@@ -273,9 +273,11 @@ def _read_job(
             f"a job takes no arguments of its own, found `{' '.join(args)}`",
             hint="change fields with --set PATH=VALUE",
         )
-    return load.load_file(
-        file, overrides=overrides, use="here"
-    ), Path.cwd() if file == "-" else Path(file).absolute().parent
+    looks: list[Problem] = []
+    job = load.load_file(file, overrides=overrides, use="here", warnings=looks)
+    for each in looks:
+        console.warning(each.advice)
+    return job, Path.cwd() if file == "-" else Path(file).absolute().parent
 
 
 def _job_of_script(file: str, args: tuple[str, ...], *, module: bool = False) -> dict[str, Any]:

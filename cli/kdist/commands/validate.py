@@ -56,13 +56,20 @@ def command(
     """
     from kdist.load import load_files
 
+    def check_pod(job: Any) -> Any:
+        from kdist.render import find_pod_problems  # with Jinja, which few files need
+
+        return find_pod_problems(job)
+
     reports: list[dict[str, Any]] = []
     failed = False
     for file in files:
         problems: tuple[Problem, ...] = ()
         try:
             looks: list[Problem] = []
-            jobs = load_files(file, overrides=sets, use="either", warnings=looks)
+            jobs = load_files(
+                file, overrides=sets, use="either", warnings=looks, check_pod=check_pod
+            )
         except InvalidJobError as error:
             failed, problems = True, error.problems
             if output == "text":

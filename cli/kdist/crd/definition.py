@@ -327,6 +327,8 @@ def _schema() -> Schema:
     # of the metadata a CRD may limit the name alone
     limits = {key: value for key, value in name.items() if key != "description"}
     fields["metadata"] = {"type": "object", "properties": {"name": limits}}
+    for each in ("cpu", "memory"):  # which the model adds, with GPUs a share for each of them
+        del fields["spec"]["properties"]["resources"]["properties"][each]["default"]
     fields["status"] = convert(ResourceStatus.model_json_schema(by_alias=True))
     for (section, name), key in _MERGED_BY.items():
         found = fields[section]["properties"][name]

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from kdist.diagnose import scheduling
 from kdist.diagnose.container_start import advise_on_size
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
 from kdist.status import (
@@ -20,7 +19,7 @@ from kdist.status import (
     find_successor,
 )
 from kdist.status.pods import DONE, HANG, PEERS_LOST, STOPPED
-from kdist.units import count, size
+from kdist.units import count, parse_quantity, size
 from kdist_trainer.causes.row import (
     ENDED_BY_ITSELF,
     GENERAL,
@@ -80,7 +79,7 @@ def find_memory_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
         return None  # something else came first
     containers = documents.items(ctx.document(pod), "spec", "containers")
     own = next((each for each in containers if documents.text(each, "name") == pod.container), {})
-    limit = scheduling.parse(documents.at(own, "resources", "limits", "memory"))
+    limit = parse_quantity(documents.at(own, "resources", "limits", "memory"))
     had = f" of {size(limit)}" if limit else ""
     ranks = ", ".join(str(rank.rank) for rank in ctx.status.ranks if rank.pod == pod.name)
     others = [

@@ -17,39 +17,7 @@ from kdist.diagnose.rule import (
 )
 from kdist.status import Pod, documents
 from kdist.status.documents import Document
-from kdist.units import count, number, size
-
-_UNITS = {
-    "n": 1e-9,
-    "u": 1e-6,
-    "m": 1e-3,
-    "": 1.0,
-    "k": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-    "P": 1e15,
-    "E": 1e18,
-    "Ki": 2.0**10,
-    "Mi": 2.0**20,
-    "Gi": 2.0**30,
-    "Ti": 2.0**40,
-    "Pi": 2.0**50,
-    "Ei": 2.0**60,
-}
-_QUANTITY = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)(?:[eE]([+-]?[0-9]{1,2}))?([numkMGTPE]?i?)")
-
-
-def parse(text: object) -> float | None:
-    """Parse a Kubernetes quantity; None if it is not one."""
-    found = (
-        _QUANTITY.fullmatch(str(text))
-        if isinstance(text, str | int | float) and not isinstance(text, bool)
-        else None
-    )
-    if found is None or found[3] not in _UNITS:
-        return None
-    return float(found[1]) * 10.0 ** int(found[2] or 0) * _UNITS[found[3]]
+from kdist.units import count, number, parse_quantity, size
 
 
 def show(resource: str, amount: float) -> str:
@@ -69,13 +37,13 @@ def requests(pod: Document) -> dict[str, float]:
             **documents.mapping(container, "resources", "requests"),
         }
         for resource, amount in asked.items():
-            found[resource] = found.get(resource, 0.0) + (parse(amount) or 0.0)
+            found[resource] = found.get(resource, 0.0) + (parse_quantity(amount) or 0.0)
     return found
 
 
 def allocatable(node: Document, resource: str) -> float:
     """Allocatable amount of a resource on a node."""
-    return parse(documents.at(node, "status", "allocatable", resource)) or 0.0
+    return parse_quantity(documents.at(node, "status", "allocatable", resource)) or 0.0
 
 
 _OBSTACLE = re.compile(

@@ -6,16 +6,17 @@ are text, and `012` is twelve.
 
 Start with `load_text` here, then read `yaml_parser` (text to a tree of nodes with positions),
 `overrides` (`--set`), `problems` (validation errors to messages), `code` (the user's code that a
-job names) and `folder` (which files of it are sent, and which should not be).
+job names), `folder` (which files of it are sent, and which should not be) and `literals` (texts
+that other programs would read otherwise).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -75,6 +76,7 @@ def _load_documents(
     warnings: list[Problem] | None,
     *,
     generated: bool = False,
+    check_pod: Callable[[TrainingJob], Sequence[Any]] | None = None,
 ) -> list[TrainingJob]:
     """Read the jobs of a text, one for each of its YAML documents; there is at least one."""
     decoded, problems = decode(text, source=source)
@@ -98,10 +100,18 @@ def _load_documents(
                     from kdist.load.code import check_code
 
                     found += check_code(tree, job, base=base or Path.cwd(), use=use)
-            if job is not None and warnings is not None:
-                from kdist.load.folder import find_warnings
+            if job is not None and check_pod is not None and job.spec.pod_template:
+                from kdist.load.problems import at_path
 
-                warnings += find_warnings(tree, job, base=base or Path.cwd())
+                found += [at_path(tree, *each) for each in check_pod(job)]
+            if job is not None and warnings is not None:
+                from kdist.load.literals import find_literals
+
+                warnings += find_literals(tree)
+                if use != "here":  # where it is sent nowhere
+                    from kdist.load.folder import find_warnings
+
+                    warnings += find_warnings(tree, job, base=base or Path.cwd())
             problems += [each for each in found if (each.line, each.column) not in reported]
     if problems or not jobs:
         lines = split_lines(decoded)
@@ -161,12 +171,16 @@ def _validate(
 
 
 def load_file(
-    path: str | Path, *, overrides: Sequence[str] = (), use: Use | None = None
+    path: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    use: Use | None = None,
+    warnings: list[Problem] | None = None,
 ) -> TrainingJob:
     """Read the job of a file; `-` is stdin. Raises `UsageError` if it cannot be read, and what
     `load_text` raises, which describes `use`.
     """
-    return _only(load_files(path, overrides=overrides, use=use), str(path))
+    return _only(load_files(path, overrides=overrides, use=use, warnings=warnings), str(path))
 
 
 def load_files(
@@ -175,12 +189,15 @@ def load_files(
     overrides: Sequence[str] = (),
     use: Use | None = None,
     warnings: list[Problem] | None = None,
+    check_pod: Callable[[TrainingJob], Sequence[Any]] | None = None,
 ) -> list[TrainingJob]:
-    """Read all jobs of a file, as `load_file` reads the only one. What looks like a credential and
-    would be sent as it is, is added to `warnings`.
+    """Read all jobs of a file, as `load_file` reads the only one. Added to `warnings` is what is
+    passed in another way than it may seem, and, unless it is for `here`, what looks like a
+    credential and would be sent as it is. What `check_pod` finds wrong with
+    podTemplate, each a place, a message and a hint, is among the problems.
     """
     data, source, base = _read_file(path)
-    return _load_documents(data, source, overrides, base, use, warnings)
+    return _load_documents(data, source, overrides, base, use, warnings, check_pod=check_pod)
 
 
 def _read_file(path: str | Path) -> tuple[bytes, str, Path]:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kdist.errors import Problem
-from kdist.load.yaml_parser import Mark, YamlNode, interval_hint, number_hint, shown
+from kdist.load.yaml_parser import SPLIT, Mark, YamlNode, interval_hint, number_hint, shown
 from kdist.spec import Spec, reference
 from kdist.spec.models import PATTERN_MESSAGES, RULE, Violation
 from kdist.spec.reference import Path, elsewhere, near_name, show
@@ -59,6 +59,11 @@ def locate(tree: YamlNode, location: Sequence[str | int]) -> SourceLocation:
 
 _BYTES = re.compile(r"([0-9]+)\s*([kKmMgGtT])(i?)[bB]?\Z")
 _NO_NAME = re.compile(r"[^a-z0-9]+")
+
+
+def at_path(tree: YamlNode, path: Sequence[str | int], message: str, hint: str) -> Problem:
+    """A problem of the value at a path of the file."""
+    return locate(tree, path).value.problem(message, path=show(path), hint=hint)
 
 
 class Message(NamedTuple):
@@ -194,6 +199,8 @@ def _hint(node: YamlNode, field: reference.Field) -> str:
         and abs(node.scalar) < 2**53
     ):
         return f"write {int(node.scalar)}"
+    if field.takes_text and node.follows_comma:
+        return SPLIT
     pattern = field.forms[0].get("pattern", "")
     if field.takes_text and not field.choices and re.match(pattern, node.text):
         taken = "boolean" if isinstance(node.scalar, bool) else "number"

@@ -254,6 +254,7 @@ MAX_DEPTH: Final = 50
 MAX_NODES: Final = 20_000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _START: Final = "`kdist init` writes one"
+SPLIT: Final = 'in `[…]` a comma ends an item: quote the whole one, as in ["--betas=0.9,0.95"]'
 
 
 class Mark(NamedTuple):
@@ -283,6 +284,7 @@ class YamlNode:
     scalar: Scalar = None
     text: str = ""  # a scalar as it was written, without quotes
     plain: bool = False  # a scalar without quotes
+    follows_comma: bool = False  # an item of `[…]` without a space before it
     entries: dict[str, tuple[Mark, YamlNode]] = field(default_factory=dict)
     items: list[YamlNode] = field(default_factory=list)
     size: int = 1  # nodes below and including this one, aliases counted each time
@@ -413,7 +415,11 @@ class _Composer:
             if is_mapping:
                 key, mark = self._compose_key(event, depth + 1), self._mark(event)
                 event = next(self._events)
+            before: Any = self._last.end_mark
             child = self._compose(event, depth + 1)
+            # an alias is the node of its anchor, which is not changed
+            if not is_mapping and node.items and isinstance(event, yaml.ScalarEvent):
+                child.follows_comma = before.index + 1 == self._last.start_mark.index
             node.size += child.size
             node.depth = max(node.depth, child.depth + 1)
             if node.size > MAX_NODES:

@@ -25,7 +25,8 @@ from kdist.render.context import (
     pack,
     read_pod,
 )
-from kdist.render.overlay import violations
+from kdist.render.overlay import OVERLAY, violations
+from kdist.render.pod_rules import PodTemplateError
 from kdist.render.templates import Fragment, read_template, render_template
 from kdist.spec import TrainingJob
 from kdist_trainer.formats import stamp
@@ -34,6 +35,7 @@ from kdist_trainer.formats.untrusted_text import parse_json
 
 __all__ = [
     "Placement",
+    "find_pod_problems",
     "find_pods",
     "name_exchange_secret",
     "pack",
@@ -55,14 +57,7 @@ def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifes
     job = job.with_replicas()
     backend = backends.get(placement.backend)
     check(job, placement)
-    values = collect(job, placement)
-    code = pack(placement.code) if placement.code is not None else None
-    values["code"] = code
-    if code is not None:  # where the commands find it again, whatever the workload mounts
-        where = {"name": f"{job.metadata.name}-code-{code['digest']}", "items": code["items"]}
-        values["code_json"] = encode_json(stamp("code.json", where), ensure_ascii=False) + "\n"
-    values["version"] = digest_version(job, code["digest"] if code is not None else "")
-    values |= backend.values(job, placement)
+    values = _collect_for_pod(job, placement)
     values["pod"] = Fragment("pod", read_pod(job, values))
     for part in backend.parts:
         values[part] = Fragment(part, read_template(f"_{part}.yaml.j2", values)[0])
@@ -78,6 +73,37 @@ def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifes
         annotations = each.document["metadata"].setdefault("annotations", {})
         annotations[manifest.OWNER] = manifest.mark(job.metadata.name, each.kind, each.name)
     return found
+
+
+def _collect_for_pod(job: TrainingJob, placement: Placement) -> dict[str, Any]:
+    """The values for the templates, but the pod template and what contains it."""
+    values = collect(job, placement)
+    code = pack(placement.code) if placement.code is not None else None
+    values["code"] = code
+    if code is not None:  # where the commands find it again, whatever the workload mounts
+        where = {"name": f"{job.metadata.name}-code-{code['digest']}", "items": code["items"]}
+        values["code_json"] = encode_json(stamp("code.json", where), ensure_ascii=False) + "\n"
+    values["version"] = digest_version(job, code["digest"] if code is not None else "")
+    values |= backends.get(placement.backend).values(job, placement)
+    return values
+
+
+def find_pod_problems(job: TrainingJob) -> list[tuple[tuple[str | int, ...], str, str]]:
+    """What kdist, or any cluster, refuses of the job's `podTemplate`: place, message and hint."""
+    job = job.with_replicas()
+    kind = "job" if job.spec.backend == "auto" else job.spec.backend
+    sends_code = job.spec.code is not None and job.spec.code.path is not None
+    placement = Placement(
+        kind, backends.choose_rendezvous(job), "", code={} if sends_code else None
+    )
+    try:
+        read_pod(job, _collect_for_pod(job, placement))
+    except PodTemplateError as error:
+        return [(path, message, "") for path, message in error.problems]
+    except KdistError as error:
+        message = error.message.removeprefix(f"{OVERLAY} ")
+        return [(("spec", "podTemplate"), message, error.hint)]
+    return []
 
 
 def warn(job: TrainingJob, placement: Placement) -> list[str]:

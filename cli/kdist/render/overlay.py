@@ -17,14 +17,15 @@ from typing import Any, Final
 
 from kdist.backends import Backend
 from kdist.errors import KdistError
-from kdist.render.templates import TracedValue, trace_value
+from kdist.render.pod_rules import check_pod
+from kdist.render.templates import TracedValue, trace_value, untrace
 from kdist.spec.validators import OWN_KEYS
 from kdist.status import FETCHER
 
 TRAINER: Final = "trainer"
 OVERLAY: Final = "spec.podTemplate"
 """The field that the values of the overlay are traced to."""
-_MERGE_KEYS: Final = {
+MERGE_KEYS: Final = {
     "containers": "name",
     "initContainers": "name",
     "volumes": "name",
@@ -50,7 +51,7 @@ def merge_overlay(
     pod: dict[str, Any], overlay: Mapping[str, Any], backend: Backend
 ) -> dict[str, Any]:
     """The pod template with the overlay merged into it. Raises `KdistError` with all invalid
-    changes.
+    changes, `PodTemplateError` if Kubernetes refuses the result.
     """
     if not overlay:
         return pod
@@ -69,7 +70,8 @@ def merge_overlay(
                 "all other lists are replaced"
             ),
         )
-    merged = _merge(pod, _with_container_name(overlay, backend), ())
+    overlay = _with_container_name(overlay, backend)
+    merged = _merge(pod, overlay, ())
     before, after = (dict(_contract(each, backend.container)) for each in (pod, merged))
     broken = [
         f"{OVERLAY} must not change {part}"
@@ -81,6 +83,7 @@ def merge_overlay(
             "; ".join(broken),
             hint=("kdist requires these; `kdist render --annotate` shows where they come from"),
         )
+    check_pod(untrace(merged, {}), overlay, MERGE_KEYS)
     found: dict[str, Any] = merged
     return found
 
@@ -120,7 +123,7 @@ def _merge(old: Any, new: Any, path: tuple[str, ...]) -> Any:
             else:
                 merged[key] = _merge(merged.get(key), value, (*path, key))
         return merged
-    if isinstance(new, list) and isinstance(old, list) and path[-1] in _MERGE_KEYS:
+    if isinstance(new, list) and isinstance(old, list) and path[-1] in MERGE_KEYS:
         return _merge_named(old, new, path)
     if isinstance(new, list) and isinstance(old, list) and path[-1] == _ADDED:
         return [*old, *trace_value(new, OVERLAY)]
@@ -130,7 +133,7 @@ def _merge(old: Any, new: Any, path: tuple[str, ...]) -> Any:
 
 
 def _merge_named(old: list[Any], new: list[Any], path: tuple[str, ...]) -> list[Any]:
-    key = _MERGE_KEYS[path[-1]]
+    key = MERGE_KEYS[path[-1]]
     merged = list(old)
     for item in new:
         name = item.get(key) if isinstance(item, Mapping) else None

@@ -139,17 +139,18 @@ def to_manifest(marked: Any) -> Manifest:
     if it is not a complete object.
     """
     sources: dict[tuple[str | int, ...], str] = {}
-    return Manifest(_plain(marked, (), sources), sources)
+    return Manifest(untrace(marked, sources), sources)
 
 
-def _plain(
-    value: Any, path: tuple[str | int, ...], sources: dict[tuple[str | int, ...], str]
+def untrace(
+    value: Any, sources: dict[tuple[str | int, ...], str], path: tuple[str | int, ...] = ()
 ) -> Any:
+    """A document of traced values as plain ones; the origin of each leaf is added to `sources`."""
     if isinstance(value, TracedValue):
         sources[path] = value.source
         return value.value
     if isinstance(value, dict):
-        return {key: _plain(item, (*path, key), sources) for key, item in value.items()}
+        return {key: untrace(item, sources, (*path, key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item, (*path, index), sources) for index, item in enumerate(value)]
+        return [untrace(item, sources, (*path, index)) for index, item in enumerate(value)]
     return value

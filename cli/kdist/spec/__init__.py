@@ -17,8 +17,9 @@ from kdist.spec.models import (
     CodeSource,
     port_of,
 )
-from kdist.spec.sources import INIT_MOUNT, FetchSource, list_sources, list_warnings
+from kdist.spec.sources import INIT_MOUNT, FetchSource, list_sources
 from kdist.spec.training_job import API_VERSION, KIND, Spec, TrainingJob, job_document
+from kdist.spec.validators import list_warnings
 from kdist_trainer.config import (
     CHECKPOINTS_ENDPOINT,
     CHECKPOINTS_REGION,

@@ -20,6 +20,7 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     model_serializer,
+    model_validator,
 )
 
 from kdist_trainer.config import COMPILE_CACHE, QUANTITY, QUANTITY_OR_NONE, ConfigModel, Seconds
@@ -218,11 +219,32 @@ class Resources(ConfigModel):
 
     cpu: Annotated[
         CpuText, BeforeValidator(_text_of_cores, json_schema_input_type=CoreCount | CpuText)
-    ] = Field("1", description="CPU cores of each pod: a number, or millicores such as 500m.")
+    ] = Field(
+        "1",
+        description=(
+            "CPU cores of each pod: a number, or millicores such as 500m; with GPUs 3 for each of "
+            "them unless given."
+        ),
+    )
     memory: Storage = Field(
-        "4Gi", description=("Memory of each pod, with a unit such as Gi; includes shared memory.")
+        "4Gi",
+        description=(
+            "Memory of each pod, with a unit such as Gi; includes shared memory; with GPUs 10Gi "
+            "for each of them unless given."
+        ),
     )
     gpu: int = Field(0, ge=0, le=1024, description="Number of GPUs of each pod.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _add_share(cls, given: Any) -> Any:
+        """Add what a pod with GPUs needs and the file does not say. It is what the smallest nodes
+        with a GPU (4 cores, 15 GiB) have left, so that no job waits for nodes because of it.
+        """
+        gpus = given.get("gpu") if isinstance(given, dict) else None
+        if type(gpus) is not int or gpus < 1:
+            return given
+        return {"cpu": str(3 * gpus), "memory": f"{10 * gpus}Gi", **given}
 
 
 class CodeFile(ConfigModel):

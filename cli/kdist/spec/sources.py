@@ -104,8 +104,8 @@ def _read(section: UrlSource, name: str, field: str, **more: Any) -> FetchSource
     return FetchSource(name=name, field=field, size=section.size or DEFAULT_SIZE, **given, **more)
 
 
-def list_warnings(spec: Spec) -> list[str]:
-    """What of the sources may surprise later."""
+def list_unpinned(spec: Spec) -> list[str]:
+    """A warning for each source that may have other files later."""
     return [
         f"{source.field}.url names no revision, so pods that start later may fetch other files; "
         "pin it: hf://OWNER/NAME@REVISION"

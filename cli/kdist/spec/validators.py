@@ -13,10 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kdist.spec.models import LONGEST_POD_NAME, Violation
-from kdist.spec.sources import INIT_MOUNT, check_credentials, check_sources
+from kdist.spec.sources import INIT_MOUNT, check_credentials, check_sources, list_unpinned
 from kdist_trainer.config import START_VARIABLES
 from kdist_trainer.formats import RUN
 
@@ -237,6 +237,38 @@ def _own_keys(field: str, entries: object, at: str = "") -> Iterator[Violation]:
             )
 
 
+def list_warnings(spec: Spec) -> list[str]:
+    """What is valid, and may surprise later."""
+    return [*list_unpinned(spec), *_describe_small_pods(spec)]
+
+
+def _describe_small_pods(spec: Spec) -> Iterator[str]:
+    """A device that `podTemplate` requests says nothing of the CPU and memory that go with it."""
+    named, devices = set(spec.resources.model_fields_set), list[str]()
+    for container in _overlay_containers(spec):
+        resources = container.get("resources") if container.get("name") == "trainer" else None
+        for kind in ("limits", "requests", "claims"):
+            found = resources.get(kind) if isinstance(resources, dict) else None
+            if isinstance(found, dict):
+                named |= set(found)
+                devices += [name for name in found if "/" in name]
+            elif found:
+                devices.append("claims")
+    missing = [name for name in ("cpu", "memory") if name not in named]
+    if devices and missing:
+        given = " and ".join(f"{name} {getattr(spec.resources, name)}" for name in missing)
+        yield (
+            f"podTemplate requests {devices[0]}, and each pod has only {given}, which is meant for "
+            "jobs without GPUs: write what it needs, such as spec.resources: {cpu: 8, memory: 32Gi}"
+        )
+
+
+def _overlay_containers(spec: Spec) -> list[dict[str, Any]]:
+    pod = spec.pod_template.get("spec")
+    found = pod.get("containers") if isinstance(pod, dict) else None
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
 def _pod_keys(spec: Spec) -> Iterator[Violation]:
     found = spec.pod_template.get("metadata")
     metadata = found if isinstance(found, dict) else {}
@@ -266,14 +298,8 @@ _OWN_FOLDERS = (
 
 def _own_mounts(spec: Spec) -> Iterator[Violation]:
     """The pod template's overlay mounts nothing where kdist mounts something."""
-    pod = spec.pod_template.get("spec")
-    containers = pod.get("containers") if isinstance(pod, dict) else None
-    for container in containers if isinstance(containers, list) else ():
-        mounts = (
-            container.get("volumeMounts")
-            if isinstance(container, dict) and container.get("name") == "trainer"
-            else None
-        )
+    for container in _overlay_containers(spec):
+        mounts = container.get("volumeMounts") if container.get("name") == "trainer" else None
         for mount in mounts if isinstance(mounts, list) else ():
             path = mount.get("mountPath") if isinstance(mount, dict) and "name" in mount else None
             if isinstance(path, str) and path.rstrip("/") in _OWN_FOLDERS:

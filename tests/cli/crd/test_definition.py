@@ -198,7 +198,12 @@ def test_what_is_in_a_list_has_no_defaults() -> None:
                 yield from find_defaults(each, inside=inside or key == "items")
 
     assert list(find_defaults(SCHEMA, inside=False)) == []
-    assert SPEC["properties"]["resources"]["properties"]["cpu"]["default"]
+    assert SPEC["properties"]["logs"]["properties"]["keep"]["default"]
+
+
+def test_the_server_leaves_the_share_of_a_gpu_to_the_model() -> None:
+    resources = SPEC["properties"]["resources"]["properties"]
+    assert {name for name, field in resources.items() if "default" in field} == {"gpu"}
 
 
 def test_what_no_structural_schema_can_say_is_not_dropped_in_silence() -> None:

@@ -26,7 +26,12 @@ CONFIG_MAP, JOB = f"{CORE}/configmaps/digits", PLACES["job"]
 PRIVILEGED = {
     "spec": {
         "hostPID": True,
-        "containers": [{"name": "trainer", "securityContext": {"privileged": True}}],
+        "containers": [
+            {
+                "name": "trainer",
+                "securityContext": {"privileged": True, "allowPrivilegeEscalation": True},
+            }
+        ],
         "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
     }
 }

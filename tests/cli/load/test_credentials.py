@@ -50,7 +50,6 @@ def test_a_value_of_a_telling_name_is_named_with_its_line(name: str, tmp_path: P
         "{name: TOKENIZERS_PARALLELISM, value: 'false'}",
         "{name: KEYBOARD, value: us}",
         "{name: HF_TOKEN, value: ''}",
-        "{name: HF_TOKEN, value: $(OTHER)}",
     ],
 )
 def test_a_reference_and_an_innocent_name_are_left_alone(variable: str, tmp_path: Path) -> None:

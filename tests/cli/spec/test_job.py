@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from kdist.errors import InvalidJobError
 from kdist.load import load_text
-from kdist.spec import TrainingJob, reference
+from kdist.spec import TrainingJob, list_warnings, reference
 from tests.cli.conftest import JOB
 
 FIELDS = list(reference.root().walk())
@@ -63,6 +63,45 @@ def test_defaults_are_explicit_in_the_document(smallest: TrainingJob) -> None:
         "preflight": None,
         "script": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("{gpu: 0}", ("1", "4Gi")),
+        ("{gpu: 1}", ("3", "10Gi")),
+        ("{gpu: 8}", ("24", "80Gi")),
+        ("{gpu: 8, cpu: 2}", ("2", "80Gi")),
+        ("{gpu: 8, memory: 1Gi}", ("24", "1Gi")),
+    ],
+)
+def test_with_gpus_each_of_them_has_a_share_of_what_is_not_given(
+    given: str, found: tuple[str, str]
+) -> None:
+    resources = load_text(f"{JOB}  resources: {given}\n", source="job.yaml").spec.resources
+    assert (resources.cpu, resources.memory) == found
+
+
+DEVICES = [
+    ("limits: {amd.com/gpu: 1}", "amd.com/gpu"),
+    ("requests: {nvidia.com/mig-1g.10gb: 1}, limits: {cpu: 4}", "nvidia.com/mig-1g.10gb"),
+    ("claims: [{name: gpus}]", "claims"),
+]
+
+
+@pytest.mark.parametrize(("resources", "device"), DEVICES)
+def test_a_device_of_the_pod_template_without_cpu_and_memory_is_worth_a_warning(
+    resources: str, device: str
+) -> None:
+    container = f"{{name: trainer, resources: {{{resources}}}}}"
+    text = f"{JOB}  podTemplate: {{spec: {{containers: [{container}]}}}}\n"
+    (warning,) = list_warnings(load_text(text, source="job.yaml").spec)
+    assert warning.startswith(f"podTemplate requests {device}, and each pod has only ")
+    assert ("cpu 1" in warning) == ("cpu: 4" not in resources)
+    assert "memory 4Gi" in warning
+    for named in ("{cpu: 8, memory: 32Gi}", "{gpu: 1}"):
+        job = load_text(f"{text}  resources: {named}\n", source="job.yaml")
+        assert list_warnings(job.spec) == []
 
 
 def test_a_document_is_a_job_file_of_the_same_job(smallest: TrainingJob) -> None:

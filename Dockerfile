@@ -16,8 +16,8 @@ FROM ${BASE} AS controller-files
 COPY cli/kdist /opt/kdist/controller/kdist
 COPY controller/kdist_controller /opt/kdist/controller/kdist_controller
 COPY trainer/kdist_trainer /opt/kdist/controller/kdist_trainer
-# Links in the repository; the controller needs no dashboards.
-RUN rm -rf /opt/kdist/controller/kdist/manifests /opt/kdist/controller/kdist/dashboards
+# Links in the repository; the controller needs no dashboards and no code of `kdist init`.
+RUN cd /opt/kdist/controller/kdist && rm -rf manifests dashboards scaffolds
 COPY manifests /opt/kdist/controller/kdist/manifests
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kdist/controller
 

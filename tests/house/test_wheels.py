@@ -24,9 +24,10 @@ def test_the_wheels_hold_every_source_and_template_and_nothing_else(contents: se
     inside = [path.relative_to(ROOT).parts for path in files()]
     expected = {"/".join(parts[1:]) for parts in inside if parts[0] in ROOMS and len(parts) > 2}
     linked = {
-        f"{link}/{path.name}"
+        f"{link}/{path.relative_to(ROOT / folder)}"
         for link, folder in (
             ("kdist/manifests", "manifests"),
+            ("kdist/scaffolds", "examples/init"),
             ("kdist/dashboards/json", "charts/kdist/dashboards"),
         )
         for path in files()

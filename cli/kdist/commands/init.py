@@ -1,4 +1,4 @@
-"""`kdist init`: a job.yaml to start from."""
+"""`kdist init`: a job.yaml to start from, and for most templates the code that it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import click
 from kdist import console
 from kdist.errors import UsageError
 
-TEMPLATES = ("digits", "gpt", "script")
+TEMPLATES = ("digits", "gpt", "workload", "script", "huggingface", "lightning")
+_PACKAGES = {"huggingface": "transformers and accelerate", "lightning": "pytorch-lightning"}
 
 
 @click.command
@@ -23,7 +24,7 @@ TEMPLATES = ("digits", "gpt", "script")
     show_default=True,
     help="What to train.",
 )
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@click.option("--force", is_flag=True, help="Overwrite an existing job file.")
 def command(path: str, template: str, force: bool) -> None:
     r"""Write a job.yaml to start from.
 
@@ -31,9 +32,14 @@ def command(path: str, template: str, force: bool) -> None:
     Examples:
       kdist init                       trains digits, and runs as it is
       kdist init llm.yaml -t gpt       trains a small GPT
-      kdist init - -t script           to stdout, for a torchrun script
+      kdist init -t workload           with a model of your own, its data and its loss, in src/
+      kdist init -t script             with a script for kdist run and torchrun in src/
+      kdist init -t huggingface        with a script for Hugging Face's Trainer (or lightning)
+      kdist init - -t script           to stdout, the job file alone
 
-    Also writes .kdist/job.schema.json next to the file, so that editors can complete and check it.
+    The templates with code also write a test of it, which `pytest src` runs in seconds. Code that
+    exists is never overwritten. .kdist/job.schema.json, next to the file, is for editors to
+    complete and check it.
     """
     from kdist.spec import scaffold
 
@@ -42,17 +48,29 @@ def command(path: str, template: str, force: bool) -> None:
         return
     file = Path(path)
     schema = file.parent / ".kdist" / "job.schema.json"
+    code = {file.parent / name: text for name, text in scaffold.read_code(template).items()}
+    for each in code:
+        if each.exists():
+            hint = f"code is never overwritten; `kdist init - -t {template}` prints the job alone"
+            raise UsageError(f"`{each}` exists already", hint=hint)
     _write(file, scaffold.write(template, schema=".kdist/job.schema.json"), force=force)
+    for each, text in code.items():
+        _write(each, text, force=False)
     _write_schema(schema)
-    console.message(f"Wrote {file}.")
-    if template == "script":
-        console.message("It runs `train.py` next to it; name your own script in spec.script.path.")
+    console.message(f"Wrote {', '.join(map(str, [file, *code]))}.")
+    if template in _PACKAGES:
+        console.message(f"The script needs {_PACKAGES[template]} next to kdist.")
+    if code:
+        tests = shlex.quote(str(file.parent / scaffold.CODE_FOLDER))
+        console.message(f"`pytest {tests}` tests the code in seconds.")
     console.message(f"Next: kdist run {shlex.quote(path)}")
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:
     """Raises `UsageError` if the file exists already, or cannot be written."""
     try:
+        if file.suffix == ".py":
+            file.parent.mkdir(exist_ok=True)
         with file.open("w" if force else "x", encoding="utf-8") as opened:
             opened.write(text)
     except FileExistsError:

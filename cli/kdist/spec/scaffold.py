@@ -1,9 +1,10 @@
-"""The job files that `kdist init` writes: a few fields with values, each below a comment with its
-description from the model.
+"""What `kdist init` writes: job files of a few fields with values, each below a comment with its
+description from the model, and the code that they run, with its test.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
 
@@ -12,6 +13,9 @@ from kdist.spec.training_job import job_document
 from kdist_trainer.formats.json_text import encode_json
 
 _WIDTH = 100
+_CODE: Final = Path(__file__).parent.parent / "scaffolds"
+CODE_FOLDER: Final = "src"
+"""Where the code of a template is, next to its job file."""
 
 
 class _Optional:
@@ -26,6 +30,7 @@ _CLUSTER: Final = {
     "resources": _Optional({"cpu": 2, "memory": "4Gi", "gpu": 1}),
     "checkpoints": _Optional({"claim": "checkpoints"}),
 }
+_DATA: Final = _Optional([{"claim": "my-data", "path": "./data", "mountPath": "/data"}])
 
 TEMPLATES: Final[dict[str, dict[str, Any]]] = {
     "digits": job_document(
@@ -60,16 +65,44 @@ TEMPLATES: Final[dict[str, dict[str, Any]]] = {
             "checkpoint": {"every": {"seconds": 60}, "keep": 3},
         },
     ),
-    "script": job_document(
-        "script",
+    "workload": job_document(
+        "workload",
+        nodes={"min": 1, "max": 2},
+        procsPerNode="auto",
+        code=CODE_FOLDER,
+        data=_DATA,
+        **_CLUSTER,
+        train={
+            "workload": "workload:Classifier",
+            "options": {"width": 64},
+            "epochs": 10,
+            "globalBatch": 64,
+            "optimizer": {"name": "adamw", "learningRate": 0.001},
+        },
+    ),
+} | {
+    name: job_document(
+        name,
         nodes=2,
-        procsPerNode=1,
+        procsPerNode="auto",
+        code=CODE_FOLDER,
+        data=_DATA,
         **_CLUSTER,
         env=_Optional([{"name": "WANDB_MODE", "value": "offline"}]),
-        data=_Optional([{"claim": "my-data", "path": "./data", "mountPath": "/data"}]),
-        script={"path": "train.py", "args": ["--epochs", "10"]},
-    ),
+        script={"path": "train.py", "args": args},
+    )
+    for name, args in (
+        ("script", ["--epochs", "10"]),
+        ("huggingface", ["--steps", "100"]),
+        ("lightning", ["--epochs", "10"]),
+    )
 }
+
+
+def read_code(template: str) -> dict[str, str]:
+    """The files that a template's job needs next to its job file: relative path to text."""
+    files = sorted((_CODE / template).glob("*.py"))
+    return {f"{CODE_FOLDER}/{file.name}": file.read_text(encoding="utf-8") for file in files}
 
 
 def write(template: str, *, schema: str = reference.SCHEMA_ID) -> str:

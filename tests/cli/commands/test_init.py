@@ -86,6 +86,43 @@ def test_force_writes_over_it(kdist: Kdist, tmp_path: Path) -> None:
     assert "kind: TrainingJob" in (tmp_path / "job.yaml").read_text()
 
 
+WITH_CODE = [name for name in TEMPLATES if scaffold.read_code(name)]
+
+
+def test_every_template_but_those_of_shipped_workloads_has_code_and_a_test_of_it() -> None:
+    assert set(TEMPLATES) - set(WITH_CODE) == {"digits", "gpt"}
+    for name in WITH_CODE:
+        code, test = sorted(scaffold.read_code(name), key=lambda each: "test_" in each)
+        assert test == code.replace("src/", "src/test_")
+
+
+def test_the_code_is_next_to_the_job_file(kdist: Kdist, tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    written = kdist("init", "jobs/mine.yaml", "-t", "huggingface")
+    assert written.stderr == (
+        "Wrote jobs/mine.yaml, jobs/src/test_train.py, jobs/src/train.py.\n"
+        "The script needs transformers and accelerate next to kdist.\n"
+        "`pytest jobs/src` tests the code in seconds.\n"
+        "Next: kdist run jobs/mine.yaml\n"
+    )
+    assert kdist("validate", "jobs/mine.yaml").exit_code == 0
+
+
+@pytest.mark.parametrize("template", WITH_CODE)
+def test_no_code_is_ever_overwritten(template: str, kdist: Kdist, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    for name in scaffold.read_code(template):
+        (tmp_path / name).write_text("mine")
+        refused = kdist("init", "-t", template, "--force")
+        assert refused.exit_code == 2
+        assert refused.stderr == (
+            f"Error: `{name}` exists already\n"
+            f"Hint: code is never overwritten; `kdist init - -t {template}` prints the job alone\n"
+        )
+        assert [path.name for path in tmp_path.rglob("*.*")] == [(tmp_path / name).name]
+        (tmp_path / name).unlink()
+
+
 def test_a_dash_writes_to_stdout_and_no_file(kdist: Kdist, tmp_path: Path) -> None:
     result = kdist("init", "-", "-t", "script")
     assert load_text(result.stdout, source="stdout").spec.script is not None

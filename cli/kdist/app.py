@@ -24,6 +24,7 @@ from kdist.errors import Code, JobNotFoundError, KdistError, UsageError
 COMMANDS: dict[str, dict[str, str]] = {
     "Write": {
         "init": "Write a job.yaml to start from.",
+        "convert": "Convert a PyTorchJob or a launch command to a job.yaml.",
         "validate": "Check job files and show every problem at once.",
         "explain": "Describe a field of job.yaml.",
     },

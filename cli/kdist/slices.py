@@ -17,6 +17,7 @@ from kdist.errors import KdistError
 
 COMMANDS: Final = {
     "bench": "bench",
+    "convert": "convert",
     "dashboards": "dashboards",
     "doctor": "doctor",
     "drill": "drill",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from kdist import console
-from kdist.errors import UsageError
+from kdist import console, slices
+from kdist.errors import Code, UsageError
 
 TEMPLATES = ("digits", "gpt", "workload", "script", "huggingface", "lightning")
 _PACKAGES = {"huggingface": "transformers and accelerate", "lightning": "pytorch-lightning"}
@@ -24,8 +24,9 @@ _PACKAGES = {"huggingface": "transformers and accelerate", "lightning": "pytorch
     show_default=True,
     help="What to train.",
 )
+@click.option("--from", "source", metavar="FILE", help="Convert a workload: kdist convert --help.")
 @click.option("--force", is_flag=True, help="Overwrite an existing job file.")
-def command(path: str, template: str, force: bool) -> None:
+def command(path: str, template: str, source: str | None, force: bool) -> int:
     r"""Write a job.yaml to start from.
 
     \b
@@ -36,6 +37,7 @@ def command(path: str, template: str, force: bool) -> None:
       kdist init -t script             with a script for kdist run and torchrun in src/
       kdist init -t huggingface        with a script for Hugging Face's Trainer (or lightning)
       kdist init - -t script           to stdout, the job file alone
+      kdist init --from pytorchjob.yaml
 
     The templates with code also write a test of it, which `pytest src` runs in seconds. Code that
     exists is never overwritten. .kdist/job.schema.json, next to the file, is for editors to
@@ -43,10 +45,15 @@ def command(path: str, template: str, force: bool) -> None:
     """
     from kdist.spec import scaffold
 
-    if path == "-":
+    if path == "-" and source is None:
         console.document(scaffold.write(template).rstrip("\n"))
-        return
+        return Code.OK
     file = Path(path)
+    if source is not None:
+        text, result = slices.load("convert", "command").convert(source)
+        _write(file, text, force=force)
+        console.message(f"Wrote {file}.")
+        return int(result)
     schema = file.parent / ".kdist" / "job.schema.json"
     code = {file.parent / name: text for name, text in scaffold.read_code(template).items()}
     for each in code:
@@ -64,6 +71,7 @@ def command(path: str, template: str, force: bool) -> None:
         tests = shlex.quote(str(file.parent / scaffold.CODE_FOLDER))
         console.message(f"`pytest {tests}` tests the code in seconds.")
     console.message(f"Next: kdist run {shlex.quote(path)}")
+    return Code.OK
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:

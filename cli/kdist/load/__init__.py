@@ -196,11 +196,11 @@ def load_files(
     credential and would be sent as it is. What `check_pod` finds wrong with
     podTemplate, each a place, a message and a hint, is among the problems.
     """
-    data, source, base = _read_file(path)
+    data, source, base = read_file(path)
     return _load_documents(data, source, overrides, base, use, warnings, check_pod=check_pod)
 
 
-def _read_file(path: str | Path) -> tuple[bytes, str, Path]:
+def read_file(path: str | Path) -> tuple[bytes, str, Path]:
     """The bytes of a file, its name in problems, and the folder that its paths start from."""
     if str(path) == "-":
         return sys.stdin.buffer.read(MAX_BYTES + 1), "stdin", Path.cwd()

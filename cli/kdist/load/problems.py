@@ -57,6 +57,8 @@ def locate(tree: YamlNode, location: Sequence[str | int]) -> SourceLocation:
     return SourceLocation(tuple(path), node, key)
 
 
+# kinds that `kdist convert` reads
+CONVERTED = ("Job", "JobSet", "PyTorchJob", "StatefulSet", "TrainJob")
 _BYTES = re.compile(r"([0-9]+)\s*([kKmMgGtT])(i?)[bB]?\Z")
 _NO_NAME = re.compile(r"[^a-z0-9]+")
 
@@ -247,8 +249,12 @@ def explain(tree: YamlNode, error: ValidationError) -> list[Problem]:
     values = tree.value()
     found = list(_found(tree, error.errors(include_url=False)))
     if _is_other_kind(values):
+        fix = "`kdist init` writes one"
+        if values["kind"] in CONVERTED:
+            file = "-" if tree.mark.source == "stdin" else tree.mark.source
+            fix = f"`kdist convert {file}` makes one of this {values['kind']}"
         return [
-            each.problem._replace(hint="kdist reads TrainingJobs; `kdist init` writes one")
+            each.problem._replace(hint=f"kdist reads TrainingJobs; {fix}")
             for each in found
             if each.path in (("apiVersion",), ("kind",))
         ]

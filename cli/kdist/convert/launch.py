@@ -76,7 +76,7 @@ class LaunchReader:
         """Read the words of a container's command and args; `entrypoint` says that the program is
         that of the image. If there is no script to be found, a placeholder stands for it.
         """
-        name = "" if entrypoint or not words else PurePosixPath(words[0].text).name
+        name = PurePosixPath(words[0].text).name if words else ""
         options = takewhile(lambda each: each.text.startswith("-"), words[1:])
         ends = [i for i, each in enumerate(options, 2) if re.fullmatch("-[a-z]*c", each.text)]
         if _SHELL.fullmatch(name) and ends and ends[0] < len(words):
@@ -98,8 +98,8 @@ class LaunchReader:
         best = next((each for each in _LAUNCHERS if each in launchers), "")
         for operator, words in statements:
             first = words[0].text
-            if not done and first == "cd" and len(words) == 2:
-                self.draft.set((*TRAINER, "workingDir"), words[1].text, words[1])
+            if not done and first == "cd" and words[-1].text.startswith("/"):
+                self.draft.set((*TRAINER, "workingDir"), words[-1].text, words[-1])
             elif not done and (first == "export" or all(map(_is_assignment, words))):
                 self._set_variables(words[first == "export" :])
             elif _REDIRECTION.fullmatch(operator):

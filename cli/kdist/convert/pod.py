@@ -115,10 +115,8 @@ class PodConverter:
         for each in container.get("volumeMounts").below():
             self._convert_mount(each)
         for each in container.get("ports").below():
-            if (
-                each.get("name").text == "metrics"
-                or each.get("containerPort").number == METRICS_PORT
-            ):
+            names = each.get("name").text, each.get("containerPort").text
+            if "metrics" in names or str(METRICS_PORT) in names:
                 each.leave("kdist's own port has this name or number")
             else:
                 draft.add((*TRAINER, "ports"), each.value(), each)
@@ -151,11 +149,13 @@ class PodConverter:
                 each.leave("kdist sets it for each rank", needless=True)
             elif secret and not secret.get("optional"):
                 found = {part: secret.get(part).text for part in ("name", "key")}
-                self._draft.add("env", {"name": name, "secret": found}, each)
-            elif not each.get("valueFrom") and not _EXPANDED.search(f"{name} {value.text}"):
-                self._draft.add("env", {"name": name, "value": value.text}, each)
-            else:
+                origins = each.get("name"), secret.get("name"), secret.get("key")
+                self._draft.add("env", {"name": name, "secret": found}, *origins)
+            elif each.get("valueFrom") or value.below() or _EXPANDED.search(f"{name} {value.text}"):
                 self._draft.add((*TRAINER, "env"), each.value(), each)
+            else:
+                found = {"name": name, "value": value.text}
+                self._draft.add("env", found, each.get("name"), value)
             taken.add(name)
 
     def _convert_resources(self, resources: InputValue) -> None:
@@ -199,6 +199,7 @@ class PodConverter:
         is_readonly = any(each.text == "true" for each in flags)
         is_plain = {each.key for each in mount.below()} <= {"name", "mountPath", "readOnly"}
         found = {"claim": claim.get("claimName").text}
+        origins = claim.get("claimName"), claim.get("readOnly"), volume.get("name"), mount
         if empty and path in _EMPTY_MOUNTS:
             for each in (mount, volume):
                 each.keep(f"kdist's own volume at {path}")
@@ -207,12 +208,14 @@ class PodConverter:
                 self._draft.add((*POD, "volumes"), own, size)
             self._placed.add(name)
         elif path == "/checkpoints" and claim and is_plain and not is_readonly:
-            self._draft.set("checkpoints", found, volume, mount)
+            self._draft.set("checkpoints", found, *origins)
             self._placed.add(name)
         elif path in (*_EMPTY_MOUNTS, *_OWN_MOUNTS):
             mount.leave(f"kdist mounts a volume of its own at {path}")
+            volume.leave("its mount is left out")
+            self._placed.add(name)
         elif claim and is_plain and is_readonly and not any(check_mount(path)):
-            self._draft.add("data", {**found, "mountPath": path}, volume, mount)
+            self._draft.add("data", {**found, "mountPath": path}, *origins)
             self._placed.add(name)
         else:
             self._mounted.add(name)
@@ -234,7 +237,7 @@ class PodConverter:
                 if each.key == "tolerations":
                     draft.add(each.key, item.value(), item)
                 elif each.key == "imagePullSecrets":
-                    draft.add(each.key, item.get("name").text, item)
+                    draft.add(each.key, item.get("name").text, item.get("name"))
                 elif each.key == "nodeSelector":
                     draft.set(("spec", each.key, item.key), item.text, item)
                 elif item.path != self._container.path and item.get("name"):

@@ -67,7 +67,6 @@ class InputValue:
         return replace(self, node=node, mark=node.mark, path=(*self.path, index))
 
     def below(self) -> list[InputValue]:
-        """The values of a mapping or of a list."""
         if self.node is None or self.node.kind == "mapping":
             return [self.entry(name) for name in (self.node.entries if self.node else ())]
         return [self.item(index, node) for index, node in enumerate(self.node.items)]
@@ -82,7 +81,6 @@ class InputValue:
 
     @property
     def key(self) -> str:
-        """The last part of the path."""
         return str(self.path[-1])
 
     @property
@@ -105,7 +103,6 @@ class InputValue:
         return [each.value() for each in self.below()]
 
     def problem(self, message: str) -> Problem:
-        """A message at this position."""
         return self.mark.problem(message, path=show(self.path))
 
     def keep(self, target: str) -> None:

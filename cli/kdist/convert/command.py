@@ -35,7 +35,7 @@ def command(words: tuple[str, ...], *, output: str) -> int:
 
     \b
     Exit codes:
-      0 all jobs are valid   1 a job must be completed by hand   2 invalid file, or no workload
+      0 all jobs can run   1 a job must be completed by hand   2 invalid file, or no workload
     """
     conversions, others = _convert(words)
     if output == "yaml":
@@ -44,7 +44,7 @@ def command(words: tuple[str, ...], *, output: str) -> int:
     jobs = [
         {
             "from": each.title,
-            "valid": each.is_valid,
+            "complete": each.draft.is_complete,
             "text": each.write(),
             "values": [
                 {**_place(value.problem(outcome.text)), "outcome": outcome.kind}
@@ -91,7 +91,7 @@ def _describe(conversions: list[Conversion], others: list[str]) -> int:
 
 
 def _code(conversions: list[Conversion]) -> int:
-    return Code.OK if all(each.is_valid for each in conversions) else Code.ERROR
+    return Code.OK if all(each.draft.is_complete for each in conversions) else Code.ERROR
 
 
 def _text(conversions: list[Conversion]) -> str:

@@ -27,6 +27,7 @@ class JobDraft:
     def __init__(self) -> None:
         pod = {"spec": {"containers": [{"name": "trainer"}]}}
         self.document: dict[str, Any] = job_document("train", podTemplate=pod)
+        self.is_complete = True  # else it has a placeholder, or kdist does not take it
         self._origins: dict[Path, tuple[InputValue, ...]] = {}
 
     def add(self, field: str | Path, value: Any, *origins: InputValue) -> None:
@@ -98,10 +99,8 @@ def _path(field: str | Path) -> Path:
     return ("spec", *field.split(".")) if isinstance(field, str) else field
 
 
-def complete(build: Callable[[], JobDraft], about: InputValue) -> tuple[JobDraft, bool]:
-    """The job that `build` makes, without the values that kdist's own rules refuse, and whether
-    kdist takes it now.
-    """
+def complete(build: Callable[[], JobDraft], about: InputValue) -> JobDraft:
+    """The job that `build` makes, without the values that kdist's own rules refuse."""
     while True:
         about.outcomes.found.clear()
         about.outcomes.changes.clear()
@@ -112,7 +111,8 @@ def complete(build: Callable[[], JobDraft], about: InputValue) -> tuple[JobDraft
         except InvalidJobError as error:
             problems = [(each.path, each.message) for each in error.problems]
         if not problems:
-            return draft, True
+            return draft
         if not draft.refuse(*problems[0]):
             about.change(f"the job is not valid: {problems[0][0]}: {problems[0][1]}")
-            return draft, False
+            draft.is_complete = False
+            return draft

@@ -87,6 +87,7 @@ class LaunchReader:
             done = self._read_words(words)
         if not done:
             self.draft.set("script.path", "train.py")
+            self.draft.is_complete = False
             what = "is the image's ENTRYPOINT" if entrypoint else "is no Python script"
             about.change(f"the program {what}: name your script and its arguments in spec.script")
 

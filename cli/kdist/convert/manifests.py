@@ -22,12 +22,11 @@ from kdist.terminal import visible
 @dataclass(frozen=True)
 class Conversion:
     """A job, and what became of the values of its workload: of each one, of what is left out, each
-    part once, and of what means something else. It is valid if kdist accepts it.
+    part once, and of what means something else.
     """
 
     title: str
     draft: JobDraft
-    is_valid: bool
     values: list[tuple[InputValue, ValueOutcome]]
     left_out: list[tuple[Problem, ValueOutcome]]
     changes: list[Problem]
@@ -109,7 +108,7 @@ def convert_command(words: Sequence[str]) -> Conversion:
 
 
 def _convert(title: str, build: Callable[[], JobDraft], root: InputValue) -> Conversion:
-    draft, is_valid = complete(build, root)
+    draft = complete(build, root)
     settle_rest(root)
     values = [(leaf, leaf.outcome) for leaf in root.leaves()]
     left: dict[int, tuple[Problem, ValueOutcome]] = {}
@@ -119,7 +118,6 @@ def _convert(title: str, build: Callable[[], JobDraft], root: InputValue) -> Con
     return Conversion(
         title,
         draft,
-        is_valid,
         [(leaf, outcome) for leaf, outcome in values if outcome is not None],
         sorted(left.values(), key=lambda each: (each[0].line, each[0].column)),
         root.outcomes.changes,

@@ -77,6 +77,7 @@ def test_each_word_that_is_left_out_is_named(kdist: Kdist) -> None:
 
 def test_a_program_that_is_no_script_needs_a_hand(kdist: Kdist) -> None:
     result = kdist("convert", "--", "/usr/bin/trainer", "--fast")
+    assert result.exit_code == 1
     assert "is no Python script" in result.stderr
     assert load_text(result.stdout, source="converted").spec.script is not None
 
@@ -103,7 +104,7 @@ def test_the_document_has_each_value_with_its_outcome(kdist: Kdist) -> None:
     document = json.loads(result.stdout)
     assert (document["apiVersion"], document["kind"]) == ("cli.kdist.dev/v1", "Conversion")
     (job,) = document["jobs"]
-    assert job["valid"]
+    assert job["complete"]
     assert load_text(job["text"], source="converted").metadata.name == "elastic-resnet"
     outcomes = {each["path"]: each for each in job["values"]}
     assert outcomes["spec.runPolicy.cleanPodPolicy"]["outcome"] == "leftOut"

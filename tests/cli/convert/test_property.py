@@ -123,7 +123,7 @@ def check(conversion: Conversion, leaves: int) -> None:
                 place = place[part]
             if outcome.kind == "podTemplate" and value.text and not isinstance(place, dict):
                 assert json.dumps(value.value()) in json.dumps(place)
-    if conversion.is_valid:
+    if not any(each.message.startswith("the job is not valid") for each in conversion.changes):
         load_text(text, source="converted")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from kdist import console, slices
+from kdist.commands.options import complete_file
 from kdist.errors import Code, UsageError
 
 TEMPLATES = ("digits", "gpt", "workload", "script", "huggingface", "lightning")
@@ -24,7 +25,13 @@ _PACKAGES = {"huggingface": "transformers and accelerate", "lightning": "pytorch
     show_default=True,
     help="What to train.",
 )
-@click.option("--from", "source", metavar="FILE", help="Convert a workload: kdist convert --help.")
+@click.option(
+    "--from",
+    "source",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Convert a workload: kdist convert --help.",
+)
 @click.option("--force", is_flag=True, help="Overwrite an existing job file.")
 def command(path: str, template: str, source: str | None, force: bool) -> int:
     r"""Write a job.yaml to start from.

@@ -40,7 +40,9 @@ class Conversion:
             ("Not needed:", [each for each, outcome in self.left_out if outcome.kind == NEEDLESS]),
         ):
             lines += [title] if found else []
-            lines += [f"- line {each.line}: {each.sentence}" for each in found]
+            for each in found:
+                shown = f"line {each.line}: {each.sentence}" if each.line else each.message
+                lines.append(f"- {shown}")
         return "".join(f"# {visible(each)}\n" for each in lines) + self.draft.write()
 
 

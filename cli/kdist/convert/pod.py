@@ -31,14 +31,14 @@ _NAMES: Final = "the pods are named by the workload"
 LEFT: Final = {
     "hostname": _NAMES,
     "livenessProbe": _PROBE,
+    "readinessProbe": _PROBE,
     "restartPolicy": "agents restart the ranks, and a permanent failure ends the job",
     "startupProbe": _PROBE,
     "subdomain": _NAMES,
-    "terminationMessagePath": "the agent writes its exit record there",
+    "terminationMessagePath": "the agent writes its exit record",
     "terminationMessagePolicy": "the agent writes its exit record",
 }
 """Fields of a pod or of its container that kdist sets itself."""
-_NEEDLESS: Final = ("terminationMessagePath", "terminationMessagePolicy")
 _LISTS: Final = (
     *("containers", "imagePullSecrets", "initContainers", "nodeSelector", "tolerations"),
 )
@@ -121,12 +121,10 @@ class PodConverter:
             else:
                 draft.add((*TRAINER, "ports"), each.value(), each)
         done = ("name", "image", "command", "args", "env", "resources", "volumeMounts", "ports")
+        is_ready = draft.get("backend") != "statefulset"  # which has a probe of kdist's
         for each in container.below():
-            if each.key in LEFT:
-                each.leave(LEFT[each.key], needless=each.key in _NEEDLESS)
-            elif each.key == "readinessProbe" and draft.get("backend") == "statefulset":
-                each.leave(_PROBE)
-            elif each.key not in done and each:
+            kept = each.key not in LEFT or (each.key == "readinessProbe" and is_ready)
+            if each and kept and each.key not in done:
                 draft.set((*TRAINER, each.key), each.value(), each)
         self._convert_pod()
         self._secure()
@@ -225,11 +223,9 @@ class PodConverter:
     def _convert_pod(self) -> None:
         draft = self._draft
         for each in self._pod.below():
-            if each.key in LEFT:
-                each.leave(LEFT[each.key], needless=each.key in _NEEDLESS)
-            elif each.key in _FIELDS and each:
+            if each.key in _FIELDS and each:
                 draft.set(_FIELDS[each.key], each.value(), each)
-            elif each.key not in (*_LISTS, "volumes") and each:
+            elif each.key not in (*_LISTS, *LEFT, "volumes") and each:
                 draft.set((*POD, each.key), each.value(), each)
                 if each.key == "hostNetwork" and each.value():
                     each.change(f"a node has room for one pod of kdist, by its port {METRICS_PORT}")

@@ -38,7 +38,7 @@ _REASONS: Final = {
 }
 _NEEDLESS: Final = re.compile(
     "creationTimestamp|generation|managedFields|resourceVersion|selfLink|status|uid|rdzv.*|"
-    "standalone|completionMode|selector"
+    "standalone|completionMode|selector|terminationMessage.*"
 )
 """What the cluster writes, or kdist itself."""
 
@@ -165,7 +165,7 @@ def convert_workload(root: InputValue) -> JobDraft:
     for each in [each for place in shared for each in place.below() if each]:
         target = _SHARED.get(each.key, "")
         if target == "maxRestarts" and draft.get(target) is None:
-            each.change("counts for the whole job, and from each later checkpoint on")
+            each.change("counts for the whole job, and a later checkpoint resets the count")
         if target:
             draft.set(target, each.value(), each)
     if kind.backend == "trainjob":

@@ -17,11 +17,12 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 
-from kdist import load, render
+from kdist import render
 from kdist.commands.run import _HINT
 from kdist.events import Entry
 from kdist.job import local
 from kdist.job.local.progress import Progress
+from kdist.load import load_file
 from kdist.views import live
 from kdist.views.frame import Frame
 from kdist_trainer.processes.liveness import Heartbeat
@@ -70,7 +71,7 @@ def main() -> None:
     """Train, take the picture, write it."""
     with tempfile.TemporaryDirectory() as home:
         os.environ["KDIST_HOME"] = home
-        job = load.load_file(JOB)
+        job = load_file(JOB)
         photographer = Photographer(Path(home))
         train_json = render.read_train_json(render.render(job))
         local.run_job(

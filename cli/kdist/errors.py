@@ -39,6 +39,12 @@ class KdistError(Exception):
 
     code: Code = Code.ERROR
 
+    @property
+    def __notes__(self) -> list[str]:
+        """What Python and notebooks show below the traceback of an error that nobody handles."""
+        notes = (f"Hint: {self.hint}", f"Next: {self.next_command}")
+        return [each for each in notes if not each.endswith(": ")]
+
     def __init__(
         self, message: str, *, hint: str = "", next_command: str = "", code: Code | None = None
     ) -> None:

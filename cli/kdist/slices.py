@@ -3,7 +3,8 @@ its logic, its texts and, where it has one, its command.
 
 A slice imports what it builds on. No other module of this package imports a slice: whatever offers
 one loads it here by name, when it is used. Without its package, kdist has everything but that
-option. The controller imports `recovery`, and the tools for developers import `report`.
+option. The controller imports `recovery`, and the tools for developers import `report`; `kdist`
+itself offers programs the names of `api`.
 """
 
 from __future__ import annotations

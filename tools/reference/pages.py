@@ -23,6 +23,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "events.md": events.render,
     "exit-codes.md": exit_codes.render,
     "metrics.md": metrics.render,
+    "python-api.md": script_api.render_program_api,
     "script-api.md": script_api.render,
     "chart.md": chart.render,
     "../../charts/kdist/rules/alerts.yaml": alerts.render,

@@ -1,4 +1,4 @@
-"""The page of what scripts import, read from the sources without importing them."""
+"""The pages of what scripts and programs import, read from the sources without importing them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,29 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kdist_trainer.config.training import DEFAULT_KEEP
 
 _TRAINER = Path(__file__).parents[2] / "trainer" / "kdist_trainer"
+_API = Path(__file__).parents[2] / "cli" / "kdist" / "api"
 _CLASSES = {
     "Reporter": _TRAINER / "metrics" / "transport.py",
     "Checkpointer": _TRAINER / "script" / "api.py",
     "ShardedLoader": _TRAINER / "script" / "sharded_loader.py",
     "stop_requested": _TRAINER / "script" / "stop.py",
     "StopRequest": _TRAINER / "script" / "stop.py",
+}
+_PROGRAM_NAMES = {
+    "load": _API / "definition.py",
+    "JobDefinition": _API / "definition.py",
+    "train": _API / "code.py",
+    "from_code": _API / "code.py",
+    "get": _API / "handle.py",
+    "list_jobs": _API / "handle.py",
+    "JobHandle": _API / "handle.py",
+    "Checkpoint": _API / "handle.py",
 }
 _SECTION = re.compile(r"^(Args|Returns|Raises|Attributes):$", re.MULTILINE)
 _TITLES = {"Args": "Arguments"}
@@ -29,14 +40,35 @@ script still runs everywhere. [Scripts](../how-to/scripts.md) shows both in use.
 """
 
 
+_PROGRAMS = """# import kdist
+
+What programs and notebooks import: `import kdist`. [Jobs from Python](../how-to/python.md) shows \
+it in use. `kdist.KdistError` is the base of all errors. The sections of a job are classes with \
+the fields of [job.yaml](job-yaml.md) in snake_case: `TrainingJob`, `Metadata`, `Spec`, \
+`Checkpoints`, `Data`, `EnvVar`, `Nodes`, `Resources`, `Script` and `Training`.
+"""
+
+
 def render() -> str:
-    """Text of the page."""
-    parts = [_INTRODUCTION]
-    for name, file in _CLASSES.items():
+    """Text of the page for scripts."""
+    return _render(_INTRODUCTION, _CLASSES)
+
+
+def render_program_api() -> str:
+    """Text of the page for programs."""
+    return _render(_PROGRAMS, _PROGRAM_NAMES)
+
+
+def _render(introduction: str, names: Mapping[str, Path]) -> str:
+    parts = [introduction]
+    for name, file in names.items():
         body = ast.parse(file.read_text(encoding="utf-8")).body
         kinds = (ast.ClassDef, ast.FunctionDef)
         (found,) = (each for each in body if isinstance(each, kinds) and each.name == name)
-        parts += [f"## {name}\n", _text(found)]
+        parts.append(f"## {name}\n")
+        if isinstance(found, ast.FunctionDef) and names is _PROGRAM_NAMES:
+            parts.append(f"```text\n{name}({_arguments(found)}){_returned(found)}\n```\n")
+        parts.append(_text(found))
         parts += _methods(found) if isinstance(found, ast.ClassDef) else ()
     return "\n".join(parts)
 

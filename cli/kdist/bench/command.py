@@ -147,7 +147,8 @@ def command(
     Exit codes:
       0 measured   2 wrong usage   6 timeout   10 a result was wrong, or the job failed
     """
-    from kdist import bench, load
+    from kdist import bench
+    from kdist.load import load_file
 
     numbers = {name: given.pop(name) for name in ("factor", "rounds", "warmup", "seconds", "slow")}
     spec = bench.BenchSpec(
@@ -160,7 +161,7 @@ def command(
     if nodes is not None:
         changes.append(f"spec.nodes={encode_json({'min': nodes, 'max': nodes})}")
     changes += [f"spec.procsPerNode={procs}"] if procs is not None else []
-    machines = load.load_file(file) if file is not None else None
+    machines = load_file(file) if file is not None else None
     job = bench.make_job(spec, machines, overrides=changes)
     base = Path.cwd() if file in (None, "-") else Path(str(file)).absolute().parent
     if remote:

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from kdist import load
 from kdist.errors import UsageError
+from kdist.load import load_text
 from kdist.spec import TrainingJob, job_document
 from kdist.units import size
 from kdist_trainer.formats.json_text import encode_json
@@ -77,4 +77,4 @@ def make_job(
     spec["script"] = {"module": "kdist_trainer.bench", "args": bench.arguments()}
     spec["maxRestarts"] = 0  # a restart would distort the measurement
     document = {**job_document(name, **spec), "metadata": metadata}
-    return load.load_text(encode_json(document), source="kdist bench", overrides=overrides or [])
+    return load_text(encode_json(document), source="kdist bench", overrides=overrides or [])

@@ -59,6 +59,18 @@ class RunCommand(click.Command):
             _refuse_launcher(file, args[args.index(file) + 1 :])
         return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run; who has started the run in the background is told its error."""
+        from kdist.job.local import LauncherLink
+
+        ctx.obj = launcher = LauncherLink.take()
+        try:
+            return super().invoke(ctx)
+        except KdistError as error:
+            if launcher is not None:
+                launcher.report_error(error)
+            raise
+
 
 def _refuse_launcher(file: str, args: list[str]) -> None:
     """Raise if the command is torchrun's, accelerate's or another launcher's behind `kdist run`."""
@@ -146,7 +158,7 @@ def command(
     from kdist import render
     from kdist.job import local
 
-    launcher = local.LauncherLink.take()
+    launcher = click.get_current_context().obj
     again = _argv(file, args, output=output, propagate=propagate_exit_code, **changes)
     job, base = _read_job(file, args, **changes)
     if job.spec.suspend:
@@ -238,7 +250,8 @@ def _read_job(
     module: bool,
 ) -> tuple[TrainingJob, Path]:
     """Read the job and the folder that its relative paths start from."""
-    from kdist import load
+    from kdist.job.local import run_dir
+    from kdist.load import load_file, load_text, missing
     from kdist.load.overrides import OptionOverride
 
     overrides = list(sets)
@@ -260,8 +273,8 @@ def _read_job(
         )
     if module or is_script(file):
         if not module and not Path(file).is_file():
-            raise load.missing(file)
-        return load.load_text(
+            raise missing(file)
+        return load_text(
             encode_json(_job_of_script(file, args, module=module)),
             source=file,
             overrides=overrides,
@@ -274,10 +287,11 @@ def _read_job(
             hint="change fields with --set PATH=VALUE",
         )
     looks: list[Problem] = []
-    job = load.load_file(file, overrides=overrides, use="here", warnings=looks)
+    job = load_file(file, overrides=overrides, use="here", warnings=looks)
     for each in looks:
         console.warning(each.advice)
-    return job, Path.cwd() if file == "-" else Path(file).absolute().parent
+    folder = Path(file).absolute().parent
+    return job, Path.cwd() if file == "-" or folder == run_dir.generated() else folder
 
 
 def _job_of_script(file: str, args: tuple[str, ...], *, module: bool = False) -> dict[str, Any]:

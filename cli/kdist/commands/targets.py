@@ -100,7 +100,7 @@ def read_jobs(
         UsageError: there is no job, or two files describe the same one.
         InvalidJobError: with the problems of all files.
     """
-    from kdist import load
+    from kdist.load import load_files
 
     if not paths:
         raise UsageError(
@@ -113,7 +113,7 @@ def read_jobs(
     for file in (file for path in paths for file in _files_of(path)):
         try:
             base = Path.cwd() if file == "-" else Path(file).absolute().parent
-            found = load.load_files(file, overrides=overrides, use="cluster", warnings=looks)
+            found = load_files(file, overrides=overrides, use="cluster", warnings=looks)
             jobs += [(job, base) for job in found]
         except InvalidJobError as error:
             problems += error.problems

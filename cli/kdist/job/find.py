@@ -126,9 +126,9 @@ def refer(argument: str | None, file: str | None = None) -> JobRef:
     if file is None and not path.endswith(FILE_SUFFIXES):
         name = path.removeprefix("job/").removeprefix("trainingjob/")
         return JobRef(path if "/" in name else name)  # a run folder as it was typed
-    from kdist import load
+    from kdist.load import load_file
 
-    metadata = load.load_file(path).metadata
+    metadata = load_file(path).metadata
     return JobRef(metadata.name, metadata.namespace)
 
 
@@ -137,9 +137,9 @@ def refer_all(argument: str | None, file: str | None) -> list[JobRef]:
     path = file if file is not None else argument
     if path is None or (file is None and not path.endswith(FILE_SUFFIXES)):
         return [refer(argument, file)]
-    from kdist import load
+    from kdist.load import load_files
 
-    return [JobRef(each.metadata.name, each.metadata.namespace) for each in load.load_files(path)]
+    return [JobRef(each.metadata.name, each.metadata.namespace) for each in load_files(path)]
 
 
 def find(

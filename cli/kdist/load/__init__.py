@@ -16,10 +16,12 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from kdist import slices
 from kdist.errors import InvalidJobError, Problem, UsageError
 from kdist.load.yaml_parser import MAX_BYTES, YamlNode, decode, read, read_value, split_lines
 from kdist.spec import TrainingJob
@@ -246,3 +248,15 @@ def missing(path: str | Path) -> UsageError:
     otherwise = "`kdist init` writes one" if is_job else f"it is relative to {Path.cwd()}"
     hint = f"did you mean `{path.with_name(near[0])}`?" if near else otherwise
     return UsageError(f"there is no file `{path}`", hint=hint)
+
+
+class _CallableModule(ModuleType):
+    """Lets `kdist.load("job.yaml")` be the function of `kdist.api`, also once this package, which
+    Python keeps as `kdist.load`, is imported.
+    """
+
+    def __call__(self, *given: Any) -> Any:
+        return slices.load("api", "definition").load(*given)
+
+
+sys.modules[__name__].__class__ = _CallableModule

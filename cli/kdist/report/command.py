@@ -15,6 +15,7 @@ from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
     from kdist.job.cluster.applied import AppliedJob
+    from kdist.job.find import Found
     from kdist.job.local.job import LocalJob
 
 
@@ -53,10 +54,8 @@ def command(
       kdist report .kdist/digits -o html --out report.html
       kdist report digits -n ml -o json | jq .secondsByCategory
     """
-    from kdist.job.local.job import LocalJob
-
     found = targets.find(job, file, local=local, timeout=timeout, **cluster)
-    report = _read_local(found) if isinstance(found, LocalJob) else _read_cluster(found.applied)
+    report = read_report(found)
     if output == "table":
         _show(report)
         return
@@ -72,6 +71,13 @@ def command(
     else:
         out.write_text(text, encoding="utf-8")
         console.message(f"Wrote {out}.")
+
+
+def read_report(job: Found) -> dict[str, Any]:
+    """The report of a job, as `-o json` prints it."""
+    from kdist.job.local.job import LocalJob
+
+    return _read_local(job) if isinstance(job, LocalJob) else _read_cluster(job.applied)
 
 
 def _read_local(job: LocalJob) -> dict[str, Any]:

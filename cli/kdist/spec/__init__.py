@@ -13,19 +13,33 @@ here.
 from __future__ import annotations
 
 from kdist.spec.models import (
+    Checkpoints,
     CodeFile,
     CodeSource,
+    Data,
+    EnvVar,
+    Resources,
     port_of,
 )
 from kdist.spec.sources import INIT_MOUNT, FetchSource, list_sources
-from kdist.spec.training_job import API_VERSION, KIND, Spec, TrainingJob, job_document
+from kdist.spec.training_job import (
+    API_VERSION,
+    KIND,
+    Metadata,
+    Spec,
+    TrainingJob,
+    job_document,
+)
 from kdist.spec.validators import list_warnings
 from kdist_trainer.config import (
     CHECKPOINTS_ENDPOINT,
     CHECKPOINTS_REGION,
     CREDENTIAL_VARIABLES,
     Exit,
+    Nodes,
+    Script,
     TrainConfig,
+    Training,
     count_bytes,
 )
 from kdist_trainer.formats import RUN
@@ -38,12 +52,20 @@ __all__ = [
     "INIT_MOUNT",
     "KIND",
     "RUN",
+    "Checkpoints",
     "CodeFile",
     "CodeSource",
+    "Data",
+    "EnvVar",
     "Exit",
     "FetchSource",
+    "Metadata",
+    "Nodes",
+    "Resources",
+    "Script",
     "Spec",
     "TrainConfig",
+    "Training",
     "TrainingJob",
     "count_bytes",
     "job_document",

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kdist import load
 from kdist.bench import BenchSpec, make_job, read_events, read_size
 from kdist.bench.result import COLUMNS, Result, duration
 from kdist.errors import UsageError
+from kdist.load import load_text
 from tests.cli.conftest import Kdist
 from tests.cli.running import PATIENCE
 
@@ -57,7 +57,7 @@ def test_a_bench_of_a_job_takes_its_machines_and_nothing_of_its_training() -> No
             },
         }
     )
-    job = make_job(SPEC, load.load_text(text, source="job.yaml"), overrides=["spec.nodes=3"])
+    job = make_job(SPEC, load_text(text, source="job.yaml"), overrides=["spec.nodes=3"])
     assert (job.metadata.namespace, job.spec.nodes.max, job.spec.procs_per_node) == ("ml", 3, 2)
     assert (job.spec.replicas, job.spec.suspend, job.spec.restarted_at) == (None, False, None)
     assert job.spec.resources.gpu == 2

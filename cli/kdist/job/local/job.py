@@ -375,7 +375,9 @@ class LocalJob:
         launched = launch_detached(self.command, self.folder_of_command)
         if not launched.begun:
             self.dialog.notify(launched.output.rstrip())
-            raise KdistError(f"{self.name} was not resumed: `{self.next_run}` ended at once")
+            raise KdistError(
+                f"{self.name} was not resumed: `{self.next_run}` ended at once"
+            ) from launched.error
         return f"{self.name} runs again (pid {launched.pid}); its output is in {launched.log}"
 
     def plan_deletion(self, chosen: DeleteOptions) -> Deletion:

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 
-from kdist.errors import KdistError, UsageError
+from kdist.errors import Code, KdistError, UsageError
 from kdist.job.local import run_dir
 from kdist.job.local.fetching import folder_of, list_fetches
 from kdist.job.local.run_dir import CheckpointLocation, RunFolder
@@ -247,6 +247,7 @@ class Launched:
         name: name of the job; empty if the run ended before.
         log: file that receives the output.
         pid: process of the run.
+        error: why it could not start, if it has said so.
     """
 
     begun: bool
@@ -255,6 +256,7 @@ class Launched:
     name: str = ""
     log: Path | None = None
     pid: int = 0
+    error: KdistError | None = None
 
 
 def launch_detached(argv: Sequence[str], cwd: Path) -> Launched:
@@ -313,7 +315,7 @@ def _await_begin(process: subprocess.Popen[bytes], reader: int, output: int) -> 
             process.send_signal(signal.SIGTERM)
         process.wait()
         raise
-    if report:
+    if "job" in report:
         process.returncode = 0  # it goes on; this process does not wait for it
         return Launched(
             True, 0, name=str(report["job"]), log=Path(str(report["log"])), pid=process.pid
@@ -321,7 +323,10 @@ def _await_begin(process: subprocess.Popen[bytes], reader: int, output: int) -> 
     code = process.wait()
     size = os.fstat(output).st_size
     text = os.pread(output, size, 0).decode(errors="replace")
-    return Launched(False, 128 - code if code < 0 else code, output=text)
+    error = None
+    if "error" in report:
+        error = KdistError(**{**report["error"], "code": Code(report["error"]["code"])})
+    return Launched(False, 128 - code if code < 0 else code, output=text, error=error)
 
 
 class LauncherLink:
@@ -351,6 +356,15 @@ class LauncherLink:
         if self._descriptor is not None:
             with suppress(OSError):  # the launcher has been interrupted
                 report = {"job": job, "log": str(self._log)}
+                os.write(self._descriptor, encode_json(report).encode() + b"\n")
+            self.close()
+
+    def report_error(self, error: KdistError) -> None:
+        """Tell the launcher why the run could not begin, unless it has begun."""
+        if self._descriptor is not None:
+            names = ("message", "hint", "next_command", "code")
+            report = {"error": {name: getattr(error, name) for name in names}}
+            with suppress(OSError):
                 os.write(self._descriptor, encode_json(report).encode() + b"\n")
             self.close()
 

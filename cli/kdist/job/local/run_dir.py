@@ -49,6 +49,13 @@ def home() -> Path:
     return Path(os.environ.get(HOME_VARIABLE) or ".kdist").absolute()
 
 
+def generated() -> Path:
+    """Where the files of jobs are that were made in Python; their relative paths, as those of a job
+    on standard input, start from the working directory.
+    """
+    return home() / ".jobs"
+
+
 def open_private(path: Path, mode: str) -> BinaryIO:
     """Open a file of a run for writing, accessible to its owner only. Raises `OSError`."""
 

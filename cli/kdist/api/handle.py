@@ -1,0 +1,239 @@
+"""A job that was started, on this machine or in a cluster, and what can be done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from kdist import slices
+from kdist.api import DIALOG, Where
+from kdist.errors import KdistError, UsageError
+from kdist.events import Entry, format_line
+from kdist.job.find import Listing, Place, find, in_cluster, refer
+from kdist.job.goals import GOALS
+from kdist.job.job import Change, DeleteOptions, Job, LogSelection
+from kdist.job.local.job import LocalJob
+from kdist.status import JobStatus
+
+if TYPE_CHECKING:
+    from kdist.diagnose import Diagnosis
+    from kdist.job.find import Found
+
+Goal = Literal["done", "running", "first-step", "checkpoint", "suspended", "deleted"]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that a job can continue from; `time` is in unix seconds."""
+
+    name: str
+    step: int
+    nbytes: int | None
+    time: float | None
+    _job: Job = field(repr=False)
+
+    def state_dict(self, *, averages: bool = False) -> dict[str, Any]:
+        """The weights by their full names, as torch's tensors on the CPU, or with `averages` the
+        moving averages of them (`train.emaDecay`). They are verified, and come as safetensors,
+        which holds nothing that could be executed.
+
+        Raises:
+            KdistError: they cannot be read, or torch is not installed.
+        """
+        words = ["--step", str(self.step), *(["--ema"] if averages else [])]
+        with TemporaryDirectory(prefix="kdist-") as folder:
+            file = Path(folder) / "weights.safetensors"
+            self._job.export_weights(file, *words)
+            from safetensors.torch import load_file  # only who asks for weights needs torch
+
+            return dict(load_file(file))
+
+
+@dataclass(frozen=True)
+class JobHandle:
+    """A job that was started. Every method reads the job again, and threads may share a handle.
+
+    A `timeout` is in seconds. Methods raise `KdistError`: NOT_FOUND as its `code` if the job does
+    not exist any more, TIMEOUT if something has not happened in time, and as the command of the
+    same name. `restart` and `scale` are for a cluster; their error says what to do instead.
+    """
+
+    _found: Found
+    _place: Place = field(default_factory=Place)
+
+    @property
+    def name(self) -> str:
+        return self._found.name
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace; empty on this machine."""
+        return self._found.namespace
+
+    def _job(self, *, stays: bool = False, timeout: float | None = None) -> Job:
+        """The job, with nothing remembered. With `stays`, outages of the API server are waited for,
+        until the time-out if there is one.
+        """
+        if isinstance(self._found, LocalJob):
+            return self._found
+        cluster = self._found.cluster
+        if stays:
+            cluster = self._place.connect(timeout=timeout, stays=True, dialog=DIALOG)
+        return in_cluster(cluster, self.name, dialog=DIALOG)
+
+    def status(self) -> JobStatus:
+        """What the job is doing: phase, ranks, step, loss, checkpoint."""
+        return self._job().snapshot().status
+
+    def why(self) -> Diagnosis:
+        """The cause of the job's trouble, with its evidence and a fix."""
+        return self._job().why()[1]
+
+    def wait(self, goal: Goal = "done", *, timeout: float | None = None) -> JobStatus | None:
+        """Wait until the job is done, or has reached another goal. Returns the status in which it
+        got there; None if it was deleted.
+
+        Raises:
+            KdistError: it has ended otherwise; its `code` is JOB_FAILED or JOB_CANCELLED.
+        """
+        if goal not in GOALS:
+            raise UsageError(f"there is no goal `{goal}`", hint=f"the goals: {', '.join(GOALS)}")
+        return self._job(stays=True, timeout=timeout).wait(goal, timeout=timeout)
+
+    def logs(
+        self,
+        rank: int | None = None,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[str]:
+        """Iterate over the lines of the job's logs: of all ranks or of one, all lines or the last
+        ones of each node, and with `follow` those to come, through restarts until the job ends.
+        """
+        chosen = LogSelection(follow, None if rank is None else str(rank), tail=tail)
+        job = self._job(stays=follow, timeout=timeout)
+        for line in job.logs(replace(chosen, timeout=timeout)):
+            if isinstance(line, Entry):
+                yield format_line(line)
+            elif not isinstance(line, JobStatus):  # in which the job has ended
+                event = line.event and {"time": line.stamp, **line.event}
+                plain = f"[{line.source}] {line.printed}"
+                yield format_line(Entry(line.source, event, "")) if event else plain
+
+    def events(self) -> list[Row]:
+        """Its events, oldest first: Kubernetes', or of a run on this machine the trainer's."""
+        return [dict(each) for page in self._job().events(set(), follow=False) for each in page]
+
+    def metrics(self) -> list[Row]:
+        """A row for each step of a managed training, for `pandas.DataFrame`: step, generation,
+        loss, seconds and the like; of very many steps, successive ones are one row. What a script
+        reports is in `status`.
+        """
+        steps = self._job().checkpoints("ledger").get("steps") or []
+        # losses are written as text
+        return [{**each, "loss": float(each.get("loss") or "nan")} for each in steps]
+
+    def report(self) -> Row:
+        """Where the time of the run went, as `kdist report -o json` prints it."""
+        report: Row = slices.load("report", "command").read_report(self._job())
+        return report
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints that the job could continue from, the newest one at the end."""
+        job = self._job()
+        found = [
+            Checkpoint(str(one["name"]), int(one["step"]), one.get("bytes"), one.get("time"), job)
+            for one in job.checkpoints("list").get("checkpoints") or []
+            if one.get("state") in ("complete", "verified")
+        ]
+        return sorted(found, key=lambda each: each.step)
+
+    def suspend(self, *, timeout: float | None = None) -> None:
+        """Save the job's state and stop it; `resume` continues it."""
+        self._job().suspend(Change(timeout=timeout))
+
+    def resume(self, *, timeout: float | None = None) -> None:
+        """Start the job again where it was suspended."""
+        self._job().resume(Change(timeout=timeout))
+
+    def restart(self, *, fresh: bool = False, timeout: float | None = None) -> None:
+        """Restart all ranks from the last checkpoint; with `fresh`, archive the checkpoints and
+        start from scratch.
+        """
+        self._job().restart(Change(timeout=timeout), fresh=fresh, confirmed=True)
+
+    def scale(self, nodes: int | str, *, timeout: float | None = None) -> None:
+        """Change the number of nodes while the job runs, to a number or `MIN:MAX`."""
+        self._job().scale(str(nodes), Change(timeout=timeout))
+
+    def delete(self, *, purge: bool = False, timeout: float | None = None) -> None:
+        """Have the job save and end, and delete it; its checkpoints stay, except with `purge`."""
+        for title in self._job().plan_deletion(DeleteOptions(purge, timeout=timeout)).steps:
+            DIALOG.notify(f"{title} deleted")
+
+    def _repr_html_(self) -> str:
+        """A card with the job's status, as notebooks show it; it does not change by itself."""
+        from kdist.views.status_table import status_rows
+
+        try:
+            rows = [*status_rows(self.status())]
+        except KdistError as error:
+            rows = [("error", error.message), ("hint", error.hint)]
+        left = "style='text-align:left'"
+        cells = "".join(
+            f"<tr><th {left}>{escape(name)}</th><td {left}>{escape(value)}</td></tr>"
+            for name, value in rows
+            if value
+        )
+        return f"<table><caption>{escape(self.name)}</caption>{cells}</table>"
+
+
+def get(
+    job: str, *, local: bool = False, timeout: float | None = None, **where: Unpack[Where]
+) -> JobHandle:
+    """The job of a name, a job file or a run folder: a run on this machine, or else a job of the
+    cluster.
+
+    Args:
+        job: the name, or the path.
+        local: it must be a run on this machine.
+        timeout: seconds for which an API server that does not answer is tried again.
+        **where: `namespace`, `context` and `kubeconfig`, as the commands' options.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    found = find(refer(job), Place(**where), local=local, timeout=timeout, dialog=DIALOG)
+    if isinstance(found, LocalJob):
+        return JobHandle(found)
+    found.snapshot()  # which fails if the cluster has no such job
+    return JobHandle(found, replace(Place(**where), namespace=found.namespace))
+
+
+def list_jobs(
+    *,
+    local: bool = False,
+    all_namespaces: bool = False,
+    selector: str = "",
+    timeout: float | None = None,
+    **where: Unpack[Where],
+) -> list[JobStatus]:
+    """The status of each run on this machine and each job of the cluster, as `kdist get` lists
+    them; `get` takes the name of a status.
+
+    Args:
+        local: only the runs on this machine.
+        all_namespaces: only the cluster's jobs, of all namespaces.
+        selector: only the cluster's jobs that have these labels.
+        timeout: as for `get`.
+        **where: as for `get`.
+    """
+    scope: Any = {"local": local, "all_namespaces": all_namespaces, "selector": selector}
+    listing = Listing((), Place(**where), timeout=timeout, stays=False, dialog=DIALOG, **scope)
+    return [each.status for each in listing.read()]

@@ -1,0 +1,71 @@
+"""A user's own file, next to the built wheels: mypy knows the types of what it imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
+
+PROGRAM = """\
+from collections.abc import Iterator
+
+import kdist
+
+
+def train(steps: int) -> None:
+    print(steps)
+
+
+def read(rank: int) -> Iterator[str]:
+    spec = kdist.Spec(
+        nodes=kdist.Nodes(min=1, max=2),
+        train=kdist.Training(workload="digits", steps=10),
+        resources=kdist.Resources(gpu=1),
+    )
+    job = kdist.TrainingJob(
+        api_version="kdist.dev/v1alpha1",
+        kind="TrainingJob",
+        metadata=kdist.Metadata(name="typed"),
+        spec=spec,
+    )
+    try:
+        run: kdist.JobHandle = kdist.load(job).set("spec.nodes=2").run(fresh=True)
+    except kdist.KdistError as error:
+        raise SystemExit(error.hint) from error
+    status = run.wait("first-step", timeout=60.0)
+    step: int | None = None if status is None else status.step
+    losses: list[float] = [row["loss"] for row in run.metrics()]
+    last: kdist.Checkpoint = run.checkpoints()[-1]
+    print(step, losses, last.state_dict(), run.why().fix, run.report())
+    names: list[str] = [each.name for each in kdist.list_jobs(namespace="ml")]
+    print(names, kdist.get("typed", context="c").status().phase)
+    kdist.from_code(train, nodes=2, args={"steps": 1}).apply(namespace="ml", timeout=5)
+    kdist.train(train, nodes=2)
+    yield from run.logs(rank, follow=True)
+"""
+WRONG = """\
+import kdist
+
+kdist.get("x").wait("finished")
+kdist.load("job.yaml").apply(namespaces="ml")
+step: str = kdist.get("x").status().step
+"""
+
+
+def mypy(program: str, installed: Path, home: Path) -> subprocess.CompletedProcess[str]:
+    (home / "program.py").write_text(program)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(home / "cache")]
+    command += ["--python-executable", str(installed / "python"), "program.py"]
+    return subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
+
+
+def test_mypy_accepts_a_program_and_finds_its_mistakes(installed: Path, tmp_path: Path) -> None:
+    good = mypy(PROGRAM, installed, tmp_path)
+    assert good.returncode == 0, good.stdout + good.stderr
+    bad = mypy(WRONG, installed, tmp_path)
+    found = {line.split(":")[1] for line in bad.stdout.splitlines() if ": error:" in line}
+    assert found == {"3", "4", "5"}, bad.stdout

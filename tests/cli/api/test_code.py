@@ -1,0 +1,188 @@
+"""What of a notebook goes along with a function: all that it uses, or an error that names what
+cannot. The files that were made run without kdist.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kdist
+from kdist.errors import UsageError
+from kdist.spec import CodeSource
+from tests.cli.api.conftest import Cells
+
+
+def folder(job: kdist.JobDefinition) -> Path:
+    code = job.job.spec.code
+    assert isinstance(code, CodeSource)
+    return Path(str(code.path))
+
+
+def output(job: kdist.JobDefinition) -> str:
+    """What the job's script prints in a process of its own, somewhere else."""
+    script = job.job.spec.script
+    assert script is not None
+    file = folder(job) / str(script.path)
+    done = subprocess.run(
+        [sys.executable, str(file)], cwd="/", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr + file.read_text()
+    return done.stdout
+
+
+CELL = """
+import json as notation
+import os.path
+from dataclasses import dataclass
+from functools import partial, wraps
+from math import pi
+
+RATES = {"low": 0.1, "high": [1, 2]}
+half = partial(divmod, 1)
+
+
+@dataclass
+class Settings:
+    rate: float = RATES["low"]
+
+
+class Base:
+    def name(self):
+        return type(self).__name__
+
+
+class Derived(Base):
+    label = f"{pi:.2f}"
+
+
+def loud(function):
+    @wraps(function)
+    def inner(*given, **options):
+        print("called")
+        return function(*given, **options)
+
+    return inner
+
+
+def even(number):
+    return number == 0 or odd(number - 1)
+
+
+def odd(number):
+    return number != 0 and even(number - 1)
+
+
+@loud
+def train(steps, name="x"):
+    def count():
+        return [even(each) for each in range(steps)]
+
+    print(notation.dumps(count()), name, os.path.basename("a/b"))
+    print(Settings(), Derived().name(), Derived.label, RATES["high"], len("abc"))
+"""
+
+
+def test_a_function_takes_along_what_it_uses_and_nothing_else(cell: Cells) -> None:
+    names = cell(CELL)
+    job = kdist.from_code(names["train"], args={"steps": 3}, nodes=2, image="r/i:1")
+    assert output(job) == (
+        "called\n[true, false, true] x b\nSettings(rate=0.1) Derived 3.14 [1, 2] 3\n"
+    )
+    assert "half" not in (folder(job) / "run_train.py").read_text()
+    assert (job.name, job.job.spec.nodes.max, job.job.spec.image) == ("train", 2, "r/i:1")
+
+
+def test_what_was_defined_last_is_what_is_meant(cell: Cells) -> None:
+    cell("def helper():\n    return 1\n\ndef train():\n    print(helper())\n")
+    names = cell("def helper():\n    return 2\n")
+    assert output(kdist.from_code(names["train"])) == "2\n"
+
+
+def test_modules_next_to_the_notebook_are_copied(
+    cell: Cells, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "near.py").write_text("from nearer.deep import VALUE\n")
+    (home / "nearer").mkdir()
+    (home / "nearer" / "__init__.py").write_text("")
+    (home / "nearer" / "deep.py").write_text("VALUE = 5\n")
+    (home / "unused.py").write_text("")
+    monkeypatch.syspath_prepend(str(home))
+    names = cell(
+        "import unused, near\nfrom near import VALUE as v\n"
+        "def train():\n    print(near.VALUE + v)\n"
+    )
+    job = kdist.from_code(names["train"])
+    made = {path.relative_to(folder(job)).as_posix() for path in folder(job).rglob("*.py")}
+    assert made == {"run_train.py", "near.py", "nearer/__init__.py", "nearer/deep.py"}
+    assert output(job) == "10\n"
+    for each in ("near", "nearer", "nearer.deep", "unused"):
+        sys.modules.pop(each)
+
+
+def test_a_closure_takes_its_constants_along(cell: Cells) -> None:
+    names = cell(
+        "def make(number):\n    def train():\n        print(number + 1)\n    return train\n"
+    )
+    assert output(kdist.from_code(names["make"](4))) == "5\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("train = lambda: 1", "is neither a function nor the class of a workload"),
+        ("train = 5", "5 is neither a function"),
+        ("held = open('/dev/null')\ndef train():\n    held.read()", "`held`, which `train` uses"),
+        (
+            "def make(held):\n    def train():\n        return held\n    return train\n"
+            "train = make(object())",
+            "`held`, which `train` uses",
+        ),
+        (
+            "held = object()\ndef inner():\n    return held\ndef train():\n    inner()",
+            "`held`, which `inner` uses",
+        ),
+        ("key = lambda: 1\ndef train():\n    key()", "`key`, which `train` uses"),
+        ("def train(rate):\n    pass", "missing a required argument: 'rate'"),
+    ],
+)
+def test_what_cannot_go_along_is_refused_by_name(cell: Cells, source: str, message: str) -> None:
+    names = cell(source)
+    with pytest.raises(UsageError) as caught:
+        kdist.from_code(names["train"])
+    assert message in str(caught.value)
+
+
+def test_an_argument_that_is_no_constant_is_refused(cell: Cells) -> None:
+    names = cell("def train(model):\n    pass")
+    with pytest.raises(UsageError, match="`model`, which args uses"):
+        kdist.from_code(names["train"], args={"model": object()})
+
+
+def test_a_function_whose_source_is_lost_is_refused() -> None:
+    space: dict[str, object] = {"__name__": "__main__"}
+    exec("def train():\n    pass", space)  # noqa: S102 - as a program that is piped to Python
+    function = space["train"]
+    assert callable(function)
+    with pytest.raises(UsageError, match="the source of `train` is not known") as caught:
+        kdist.from_code(function)
+    assert "in a cell of a notebook" in caught.value.hint
+
+
+def test_a_wrong_field_of_the_job_is_named(cell: Cells) -> None:
+    names = cell("def train():\n    pass")
+    with pytest.raises(kdist.KdistError) as caught:
+        kdist.from_code(names["train"], nodes=0, max_restart=2)
+    assert "spec.nodes" in str(caught.value)
+    assert "maxRestarts" in str(caught.value)
+
+
+def test_code_goes_to_a_cluster_though_git_ignores_the_run_folders(cell: Cells, home: Path) -> None:
+    (home / ".git").mkdir()
+    (home / ".gitignore").write_text(".kdist/\n*.py\n")
+    job = kdist.from_code(cell("def train():\n    pass")["train"], image="r/i:1")
+    sent = [each for each in job.render() if "run_train.py" in str(each.get("data"))]
+    assert len(sent) == 1

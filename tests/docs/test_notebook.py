@@ -17,7 +17,7 @@ NOTEBOOK = json.loads((DOCS / "tutorials" / "notebook.ipynb").read_text())
 PROGRAM = """
 import ast, json, linecache, sys
 
-def run(source, file):
+def run_cell(source, file):
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     tree = ast.parse(source)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
@@ -28,7 +28,7 @@ def run(source, file):
 
 for number, source in enumerate(json.loads(sys.stdin.read())):
     print(f"# {number}", flush=True)
-    run(source, f"<cell {number}>")
+    run_cell(source, f"<cell {number}>")
 """
 
 

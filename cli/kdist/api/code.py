@@ -30,6 +30,15 @@ from kdist.job.local import run_dir
 from kdist.spec import job_document
 from kdist.units import camel_case
 
+_START = """
+
+if __name__ == "__main__":
+    import os as _os
+
+    if _os.path.isdir({here!r}):  # the notebook's folder, which no pod has
+        _os.chdir({here!r})
+    {name}(**{args!r})
+"""
 _KEEP_ALL = {".kdistignore": "!*\n"}  # the run folders may be in a .gitignore
 
 
@@ -89,8 +98,8 @@ def from_code(
         document["train"] = {**(spec.get("train") or {}), "workload": f"{module}:{called}"}
     else:
         document["script"] = {"path": f"{module}.py"}
-        call = f"{called}(**{_check_args(target, args or {})!r})"
-        start = f'\n\nif __name__ == "__main__":\n    {call}\n'
+        given = _check_args(target, args or {})
+        start = _START.format(name=called, args=given, here=str(Path.cwd()))
     source.add(called, target, user="the job")
     files = {**source.files, f"{module}.py": source.text(called) + start, **_KEEP_ALL}
     # a folder for each content: a run that is active restarts with what it has begun with
@@ -189,8 +198,10 @@ class _Source:
     def _import(self, module: str, line: str) -> None:
         self._imports.add(line)
         main = sys.modules["__main__"]
-        is_script = getattr(main, "__spec__", None) is None and hasattr(main, "__file__")
-        for here in {Path.cwd(), *([Path(str(main.__file__)).absolute().parent] * is_script)}:
+        script = (
+            getattr(main, "__file__", None) if getattr(main, "__spec__", None) is None else None
+        )
+        for here in {Path.cwd(), Path(script or "x").absolute().parent}:
             self._copy(module.partition(".")[0], here)
 
     def _copy(self, top: str, here: Path) -> None:
@@ -222,7 +233,8 @@ def _find_origin(name: str, value: object) -> tuple[str, str] | None:
 def _functions(value: type | FunctionType) -> Iterator[FunctionType]:
     """The function, or a class's methods, without their decorators."""
     for each in [value] if isinstance(value, FunctionType) else [*vars(value).values()]:
-        inner = inspect.unwrap(getattr(each, "fget", None) or getattr(each, "__func__", each))
+        plain: Any = getattr(each, "fget", None) or getattr(each, "__func__", each)
+        inner = inspect.unwrap(plain)
         if isinstance(inner, FunctionType):
             yield inner
 

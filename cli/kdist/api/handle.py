@@ -136,8 +136,8 @@ class JobHandle:
         reports is in `status`.
         """
         steps = self._job().checkpoints("ledger").get("steps") or []
-        # losses are written as text
-        return [{**each, "loss": float(each.get("loss") or "nan")} for each in steps]
+        # losses are written with every bit
+        return [{**each, "loss": float.fromhex(each.get("loss") or "nan")} for each in steps]
 
     def report(self) -> Row:
         """Where the time of the run went, as `kdist report -o json` prints it."""

@@ -184,5 +184,5 @@ def test_code_goes_to_a_cluster_though_git_ignores_the_run_folders(cell: Cells, 
     (home / ".git").mkdir()
     (home / ".gitignore").write_text(".kdist/\n*.py\n")
     job = kdist.from_code(cell("def train():\n    pass")["train"], image="r/i:1")
-    sent = [each for each in job.render() if "run_train.py" in str(each.get("data"))]
+    sent = [each for each in job.render() if "def train()" in str(each.get("data"))]
     assert len(sent) == 1

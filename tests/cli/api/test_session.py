@@ -61,7 +61,8 @@ def test_the_session_of_the_page_trains_in_at_most_twelve_lines(home: Path) -> N
     assert done.returncode == 0, done.stderr
     first, *lines, last = done.stdout.splitlines()
     assert re.fullmatch(r"\d+ .+", first)
-    assert len(lines) == 5 or all("rank" in line for line in lines)
+    assert lines
+    assert all("node-1" in line for line in lines)
     loss, goodput, weights = last.split()
     assert 0 < float(loss) < 3
     assert 0 < float(goodput) <= 1
@@ -114,7 +115,8 @@ def test_a_run_is_started_from_threads_and_its_handle_does_what_commands_do(
         running = run.wait("running", timeout=180)
         assert running is not None
         assert running.phase == "Running"
-        assert any(line.endswith("rank 1 of 2") for line in run.logs(rank=1, follow=False))
+        followed = run.logs(rank=1, follow=True, timeout=180)
+        assert any(line.endswith("rank 1 of 2") for line in followed)
     assert {each.name for each in kdist.list_jobs()} == {"one", "two"}
     with pytest.raises(kdist.KdistError, match="another kdist run") as caught:
         kdist.load("job.yaml", "metadata.name=one").run()

@@ -108,7 +108,9 @@ def _text(node: ast.ClassDef | ast.FunctionDef) -> str:
     for title, body in zip(rest[::2], rest[1::2], strict=True):
         items = re.sub(r"\n {8,}", " ", body).strip("\n").splitlines()
         listed = "\n".join(
-            re.sub(r"^(\w+): ", r"- `\1`: ", item.strip()) if title != "Returns" else item.strip()
+            re.sub(r"^(\**\w+): ", r"- `\1`: ", item.strip())
+            if title != "Returns"
+            else item.strip()
             for item in items
         )
         parts.append(f"**{_TITLES.get(title, title)}**\n\n{listed}\n")

@@ -13,13 +13,19 @@ thread, and goes on when the caller ends.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TypedDict
 
 from kdist.job.job import Dialog
 
-_logger = logging.getLogger("kdist")
-_logger.addHandler(logging.NullHandler())  # without one, Python prints warnings to stderr
-DIALOG = Dialog(_logger.info, _logger.warning)
+
+def _log(level: int, text: str) -> None:
+    logger = logging.getLogger("kdist")
+    if logger.hasHandlers():  # or Python would print warnings
+        logger.log(level, "%s", text)
+
+
+DIALOG = Dialog(partial(_log, logging.INFO), partial(_log, logging.WARNING))
 """Logs what an operation says, and agrees to nothing."""
 
 

@@ -45,6 +45,7 @@ class JobDefinition:
 
     @property
     def name(self) -> str:
+        """Name of the job."""
         return self.job.metadata.name
 
     def set(self, *overrides: str) -> JobDefinition:

@@ -68,6 +68,7 @@ class JobHandle:
 
     @property
     def name(self) -> str:
+        """Name of the job."""
         return self._found.name
 
     @property

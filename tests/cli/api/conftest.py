@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import linecache
+import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -12,15 +14,20 @@ from typing import Any
 
 import pytest
 
+from kdist.job.local.job import LocalJob
+
 Cells = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, in which runs are below `.kdist`."""
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory, in which runs are below `.kdist`; none outlives its test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    return tmp_path
+    yield tmp_path
+    for each in (tmp_path / ".kdist").glob("*/run.json"):
+        if (pid := LocalJob(each.parent).pid) is not None:
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ class KdistError(Exception):
     code: Code = Code.ERROR
 
     @property
-    def __notes__(self) -> list[str]:  # type: ignore[override] - a hint may be added later
+    def __notes__(self) -> list[str]:  # type: ignore[override]  # a hint may come later
         """What Python and notebooks show below the traceback of an error that nobody handles."""
         notes = (f"Hint: {self.hint}", f"Next: {self.next_command}")
         return [each for each in notes if not each.endswith(": ")]

@@ -8,6 +8,7 @@ A command's module is imported when the command is called. The table below conta
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -176,15 +177,24 @@ class Commands(click.Group):
         """Run the command line and exit; every error becomes an exit code."""
         if "_KDIST_COMPLETE" in os.environ:
             _prepare_completion()
+        words = list(sys.argv[1:] if args is None else args)
+        console.answer.begin(_guess_output(words))
         try:
             code = super().main(
-                args, prog_name or "kdist", complete_var, standalone_mode=False, **extra
+                words, prog_name or "kdist", complete_var, standalone_mode=False, **extra
             )
         except Exception as error:  # noqa: BLE001 - every error becomes text and an exit code here
             code = report(error)
         except KeyboardInterrupt:
             code = report(click.Abort())
         sys.exit(int(code) if isinstance(code, int) else Code.OK)
+
+
+def _guess_output(words: Sequence[str]) -> str:
+    """The format that a command line seems to ask for, in case it cannot be read."""
+    own = words[: words.index("--")] if "--" in words else words
+    found = re.search("\0(-o\0?|--output[\0=])json\0", "\0".join(["", *own, ""]))
+    return "json" if found else ""
 
 
 def _prepare_completion() -> None:
@@ -199,11 +209,29 @@ def _prepare_completion() -> None:
 
 
 def report(error: Exception) -> int:
-    """Print an error for a person and return the exit code for a script."""
+    """Print an error for a person, and for a program that asked for JSON; return the exit code."""
     if os.environ.get("KDIST_DEBUG"):
         import traceback
 
         console.message("".join(traceback.format_exception(error)).rstrip())
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        console.message(error.format_message())
+        return Code.USAGE
+    if isinstance(error, BrokenPipeError):  # the reader (`| head`) has gone
+        console.drop_results()
+        return Code.ERROR
+    if isinstance(error, click.Abort):
+        problem = KdistError("interrupted", code=Code.INTERRUPTED)
+        console.message("Interrupted.")
+    else:
+        problem = _explain(error)
+        console.error(problem)
+    console.fail(problem)
+    return problem.code
+
+
+def _explain(error: Exception) -> KdistError:
+    """The error in words, with its exit code."""
     if isinstance(error, KdistError):
         if error.code == Code.FORBIDDEN:
             from kdist import rbac
@@ -211,40 +239,29 @@ def report(error: Exception) -> int:
 
             if isinstance(error, ApiError) and error.denied is not None:
                 error.hint = error.hint or rbac.advise([error.denied.right], error.denied.namespace)
-        console.error(error)
-        return error.code
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        console.message(error.format_message())
-        return Code.USAGE
+        return error
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
-        next_command = f"{context.command_path} --help" if context else ""
-        console.error(KdistError(error.format_message().rstrip("."), next_command=next_command))
-        return Code.USAGE if isinstance(error, click.UsageError) else Code.ERROR
-    if isinstance(error, click.Abort):
-        console.message("Interrupted.")
-        return Code.INTERRUPTED
-    if isinstance(error, BrokenPipeError):  # the reader (`| head`) has gone
-        console.drop_results()
-        return Code.ERROR
+        return KdistError(
+            error.format_message().rstrip("."),
+            next_command=f"{context.command_path} --help" if context else "",
+            code=Code.USAGE if isinstance(error, click.UsageError) else Code.ERROR,
+        )
     if isinstance(error, OSError):
         words = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
-        console.error(KdistError(words))
-        return Code.ERROR
-    bug = KdistError(
+        return KdistError(words)
+    return KdistError(
         f"internal error: {type(error).__name__}: {error}",
         hint="this is a bug in kdist; please report it with the traceback that KDIST_DEBUG=1 shows",
     )
-    console.error(bug)
-    return Code.ERROR
 
 
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=(
-        "See `kdist COMMAND --help` for details. KDIST_DEBUG=1 shows tracebacks; NO_COLOR "
-        "disables color."
+        "See `kdist COMMAND --help` for details; every command takes -o json. KDIST_DEBUG=1 shows "
+        "tracebacks; NO_COLOR disables color."
     ),
 )
 @options.options_before_command

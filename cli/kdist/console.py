@@ -2,6 +2,7 @@
 `style` styles it (see `kdist.terminal`).
 
 Data goes to stdout and messages go to stderr, so messages stay visible in `kdist … -o json | jq`.
+With `-o json`, stdout has one document, also for an error, and it repeats the warnings.
 Colour is off when the stream is no terminal, with `NO_COLOR`, and with `TERM=dumb`; `FORCE_COLOR`
 turns it on.
 """
@@ -12,7 +13,7 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
@@ -29,6 +30,26 @@ if TYPE_CHECKING:
 
 _outlets: list[NonBlockingWriter] = []  # non-blocking writers for messages, the last one is in use
 _drawn: list[Drawing] = []  # the live view, while there is one
+
+
+class Answer:
+    """What an invocation prints for a program.
+
+    Attributes:
+        output: the format that `-o` has chosen; until options are read, what it seems to choose.
+        given: whether a document was printed.
+        warnings: those that no document has repeated yet.
+    """
+
+    def begin(self, output: str) -> None:
+        """Forget the invocation before this one."""
+        self.output, self.given, self.warnings = output, False, list[str]()
+
+    def __init__(self) -> None:
+        self.begin("")
+
+
+answer = Answer()
 
 
 def wants_color() -> bool | None:
@@ -68,14 +89,19 @@ def drop_results() -> None:
     os.close(null)
 
 
-def emit(value: Any, *, output: str, kind: str = "", name: str = "") -> None:
+def emit(value: Any, *, output: str, kind: str = "", name: str = "", stream: bool = False) -> None:
     """Print a value as `json` or `yaml`, or only its name, for pipes, as `name`. A document of
-    kdist's own has a `kind`, and is printed with its API version.
+    kdist's own has a `kind`, and is printed with its API version. With `stream`, others follow it,
+    and as JSON each is a line.
     """
     if kind:
         value = {"apiVersion": CLI_API_VERSION, "kind": kind, **value}
+    if answer.warnings and value.get("apiVersion") == CLI_API_VERSION:
+        found = [*value.get("warnings", ()), *answer.warnings]
+        value, answer.warnings = {**value, "warnings": list(dict.fromkeys(found))}, []
     if output == "json":
-        text = encode_json(value, indent=2, ensure_ascii=False)
+        answer.given = True
+        text = encode_json(value, indent=None if stream else 2, ensure_ascii=False)
         document(terminal.visible_json(text))
     elif output == "yaml":
         from kdist.yaml_text import to_yaml
@@ -96,6 +122,13 @@ def documents(found: Sequence[Any], *, output: str) -> None:
         if index:
             result("---")
         emit(each, output=output)
+
+
+def list_files(*files: object, output: str) -> None:
+    """Say which files were written: in messages, and for programs as a document too."""
+    if output == "json":
+        emit({"files": [str(each) for each in files]}, kind="Files", output=output)
+    message(f"Wrote {', '.join(map(str, files))}.")
 
 
 def table(rows: Iterable[Sequence[str]], *, header: Sequence[str]) -> None:
@@ -162,7 +195,8 @@ def message(text: str) -> None:
 
 
 def warning(text: str) -> None:
-    """Print a warning to stderr."""
+    """Print a warning to stderr; the next document for a program repeats it."""
+    answer.warnings.append(text)
     _message(text, f"{style('Warning:', 'yellow')} ")
 
 
@@ -234,6 +268,13 @@ def drawing() -> Iterator[Drawing]:
         view.close()
 
 
+def fail(problem: KdistError) -> None:
+    """Print an error for a program that has asked for JSON and has no document yet."""
+    if answer.output == "json" and not answer.given:
+        with suppress(OSError):  # whoever read it is gone
+            emit(problem.to_document(), kind="Error", output="json")
+
+
 def error(problem: KdistError) -> None:
     """Print an error: its problems with locations, the message, the hint and the next command."""
     if isinstance(problem, InvalidJobError):
@@ -250,4 +291,5 @@ def error(problem: KdistError) -> None:
     if problem.hint:
         _message(problem.hint, f"{style('Hint:', bold=True)} ")
     if problem.next_command:
-        message(f"{style('Next:', bold=True)} {problem.next_command}")
+        before = f"{problem.change}, then " if problem.change else ""
+        message(f"{style('Next:', bold=True)} {before}{problem.next_command}")

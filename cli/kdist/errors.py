@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Code(IntEnum):
@@ -34,6 +34,7 @@ class KdistError(Exception):
         message: what failed and why, in one sentence.
         hint: how to fix it.
         next_command: command to run next.
+        change: what to do before, without which that command fails again.
         code: exit code of `kdist`.
     """
 
@@ -46,14 +47,33 @@ class KdistError(Exception):
         return [each for each in notes if not each.endswith(": ")]
 
     def __init__(
-        self, message: str, *, hint: str = "", next_command: str = "", code: Code | None = None
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        next_command: str = "",
+        change: str = "",
+        code: Code | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.next_command = next_command
+        self.change = change
         if code is not None:
             self.code = code
+
+    def to_document(self) -> dict[str, Any]:
+        """The error for programs."""
+        return {
+            "exitCode": int(self.code),
+            "reason": self.code.name,
+            "message": self.message,
+            "hint": self.hint,
+            "change": self.change,
+            "nextCommand": self.next_command,
+            "problems": [],
+        }
 
 
 class UsageError(KdistError):
@@ -113,6 +133,11 @@ class Problem(NamedTuple):
         """Location, sentence and hint in one line, for what is no error."""
         return f"{self}; {self.hint}" if self.hint else str(self)
 
+    def to_document(self) -> dict[str, Any]:
+        """The problem for programs."""
+        keys = ("line", "column", "path", "message", "suggestion", "hint")
+        return {"file": self.source, **{key: getattr(self, key) for key in keys}}
+
     def with_excerpt(self, lines: Sequence[str]) -> Problem:
         """The same problem with its line of the file, if that can be printed."""
         line = lines[self.line - 1] if 0 < self.line <= len(lines) else ""
@@ -137,6 +162,11 @@ class InvalidJobError(KdistError):
         super().__init__(f"`{source}` has {count}", next_command=next_command)
         self.source = source
         self.problems = tuple(problems)
+
+    def to_document(self) -> dict[str, Any]:
+        """The error for programs, with every problem."""
+        problems = [each.to_document() for each in self.problems]
+        return {**super().to_document(), "problems": problems}
 
     def __str__(self) -> str:
         return "\n".join([*(str(problem) for problem in self.problems), self.message])

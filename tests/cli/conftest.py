@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kdist.app import cli
+from tests.cli import documents
 from tests.cli.running import Run, Start
 
 Kdist = Callable[..., Result]
@@ -32,7 +33,7 @@ spec:
 @pytest.fixture
 def kdist(monkeypatch: pytest.MonkeyPatch) -> Kdist:
     """`kdist("validate", "job.yaml")` → result with exit_code, stdout and stderr; it never leaves a
-    traceback.
+    traceback, and what it prints with `-o json` is as the schema says.
     """
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("KDIST_DEBUG", raising=False)
@@ -41,6 +42,8 @@ def kdist(monkeypatch: pytest.MonkeyPatch) -> Kdist:
         result = CliRunner().invoke(cli, args, input=stdin, prog_name="kdist")
         assert result.exception is None or isinstance(result.exception, SystemExit)
         assert "Traceback" not in result.output
+        if "\0-o\0json\0" in "\0".join([*args, ""]).partition("\0--\0")[0]:
+            documents.read(result.stdout)
         return result
 
     return run

@@ -17,6 +17,7 @@ from typing import Any, Self
 import pytest
 import yaml
 
+from tests.cli import documents
 from tests.trainer.checkpoint.exported import assert_each_done_tells_what_is_kept
 
 PATIENCE = 180.0  # seconds; a condition on a loaded machine
@@ -29,6 +30,7 @@ class Run:
 
     def __init__(self, home: Path, *args: str, stderr: Any = None) -> None:
         self.home = home
+        self._words = args
         self._environment = environment = {
             **os.environ,
             "KDIST_HOME": str(home / "runs"),
@@ -57,6 +59,8 @@ class Run:
             pytest.fail(f"did not end:\n{self.errors()}")
         assert self.process.returncode == code, self.errors()
         assert_each_done_tells_what_is_kept(self.home)
+        if self._words[-2:] == ("-o", "json"):
+            documents.read(out)
         return out
 
     def errors(self) -> str:
@@ -80,6 +84,8 @@ class Run:
             text=True,
             timeout=PATIENCE,
         )
+        if words[-2:] == ("-o", "json"):
+            documents.read(asked.stdout)
         return asked.stdout
 
     def folder(self, name: str) -> Path:

@@ -14,6 +14,7 @@ import pytest
 from kdist.errors import Code
 from kdist.job.local.agents import is_active
 from kdist.job.local.end_report import read_saved_step
+from tests.cli import documents
 from tests.cli.running import PATIENCE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.yaml"
@@ -70,10 +71,15 @@ def test_a_detached_run_goes_on_after_the_command_and_saves_on_sigterm(tmp_path:
 def test_a_detached_run_that_cannot_start_shows_its_error(
     tmp_path: Path, setting: str, error: str
 ) -> None:
-    process = command(tmp_path, "-d", str(EXAMPLE), "--set", setting)
-    _, errors = process.communicate(timeout=PATIENCE)
+    process = command(tmp_path, "-d", str(EXAMPLE), "--set", setting, "-o", "json")
+    out, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == Code.USAGE
     assert error in errors
+    (document,) = documents.read(out)
+    assert (document["kind"], document["exitCode"]) == ("Error", Code.USAGE)
+    messages = [document["message"], *(each["message"] for each in document["problems"])]
+    reason = error.removeprefix("Error: ").strip()
+    assert any(each in error or reason in each for each in messages), messages
     assert not list((tmp_path / "runs").glob(".run-*"))
 
 

@@ -8,18 +8,41 @@ from collections.abc import Iterator
 import click
 
 from kdist.app import cli, sections
+from tools.reference import json_output
 
 _INTRODUCTION = """# Commands
 
 Results go to standard output, messages to standard error. Every command ends with one of these \
 [exit codes](exit-codes.md). `kdist COMMAND --help` shows the same text as this page.
+
+## For programs
+
+Every command takes `-o json`. Standard output then is one JSON document with `apiVersion` and \
+`kind`, whatever happens: a command that fails prints an `Error`, which has the message, the \
+`hint` that says how to mend it, the command to run next, and for job files every problem with \
+its line and column. A list without items is `[]`, what is not known is `null`, and a number \
+that JSON does not have is the text `"nan"`, `"inf"` or `"-inf"`. Decide by the exit code, then \
+by the fields; sentences are for people and may change. `warnings` has those that standard error \
+shows, so no program needs to read that.
+
+- With `-w`, and `logs -f`, `port-forward`: one document per line, as things change. An `Error` \
+follows only if nothing was printed before it; the exit code says the rest.
+- Nothing asks a question unless standard input is a terminal; `--yes` answers beforehand.
+- `--timeout` bounds every wait, and `--dry-run=client` shows a change that is not made.
+- A job that failed is no error of `kdist status` and `kdist why`, which say so; it is one of \
+`kdist run`, `kdist wait` and `kdist apply --wait`, with exit code 10.
+- A typical loop: `kdist validate`, `kdist apply`, `kdist wait --for=first-step --timeout 10m`, \
+`kdist wait`; after any failure `kdist why`, whose `fix` and `commands` say what to do.
+
+[output.schema.json](output.schema.json) is the JSON Schema of all kinds. `kdist explain -o \
+jsonschema` prints that of the job file.
 """
 
 
 def render() -> str:
     """Text of the page."""
     root = click.Context(cli, info_name="kdist", **cli.context_settings)
-    parts = [_INTRODUCTION]
+    parts = [_INTRODUCTION, json_output.table() + "\n"]
     for section, names in sections().items():
         parts.append(f"## {section}\n")
         for name in names:

@@ -12,6 +12,8 @@ from tools.reference import (
     events,
     exit_codes,
     icon,
+    index,
+    json_output,
     metrics,
     script_api,
     security,
@@ -27,6 +29,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "script-api.md": script_api.render,
     "chart.md": chart.render,
     "../../charts/kdist/rules/alerts.yaml": alerts.render,
+    "output.schema.json": json_output.render,
+    "../../llms.txt": index.render,
     "../icon.svg": icon.render,
     "../explanation/security.md": security.render,
 }

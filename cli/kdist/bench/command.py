@@ -226,9 +226,8 @@ def _show(result: Result, *, output: str, out: Path | None) -> None:
         return
     if output != "json":
         raise UsageError("--out takes -o json")
-    text = encode_json(result.to_document(), indent=2)
     if out is None:
-        console.document(text)
+        console.emit(result.to_document(), output=output)
     else:
-        out.write_text(text + "\n", encoding="utf-8")
-        console.message(f"Wrote {out}.")
+        out.write_text(encode_json(result.to_document(), indent=2) + "\n", encoding="utf-8")
+        console.list_files(out, output=output)

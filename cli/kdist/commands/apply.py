@@ -77,6 +77,8 @@ def command(
         raise UsageError("--wait and --follow cannot be used with --dry-run")
     if flags["follow"] and len(jobs) > 1:
         raise UsageError("--follow takes a single job", hint="--wait takes several")
+    if flags["follow"] and output == "json":
+        raise UsageError("--follow shows logs, and cannot be used with -o json", hint="use --wait")
     if dry_run == "client":
         return _show(jobs, output=output)
     from kdist import deploy
@@ -99,13 +101,15 @@ def command(
             changed.append((cluster, plan, just_sent[-1].applied.document))
         if output == "name":
             console.result(f"job/{job.metadata.name}")
-    if output in ("json", "yaml"):
+    if output == "yaml":
         console.documents([each.applied.document for each in sent], output=output)
     _await_answers(changed)
     if flags["follow"]:
         return _follow(click.get_current_context(), *applied_jobs[0], timeout=flags["timeout"])
     if flags["wait"]:
         _wait(applied_jobs, flags["timeout"])
+    if output == "json":  # unless an error takes its place
+        console.documents([each.applied.document for each in sent], output=output)
     if (
         flags["error_unchanged"]
         and not pruned

@@ -4,7 +4,6 @@ a file.
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from kdist.errors import Code, KdistError, UsageError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-_FORMATS = ("table", "json", "yaml", "name")
 _REJECTED = {  # why checkpoints cannot be resumed from: in words, and what to do
     "damaged": ("damaged", "training skips damaged checkpoints"),
     "unreadable": (
@@ -65,13 +63,7 @@ def _complete_words(
     type=click.Path(dir_okay=False, path_type=Path),
     help="export: the file to write.",
 )
-@click.option(
-    "-o",
-    "--output",
-    default="",
-    metavar="table|json|yaml|name",
-    help="Format of the list.",
-)
+@options.output_option("table", "json", "yaml", "name")
 def command(
     words: tuple[str, ...],
     *,
@@ -108,18 +100,17 @@ def command(
     """
     action, job = _read_words(words, file)
     if action == "export":
-        exported = _check_export(output, out, only)
+        exported = _check_export(out, only)
     elif out is not None or step is not None or ema:
         raise UsageError("--out, --step and --ema are options of `kdist checkpoints export`")
-    elif output and output not in _FORMATS:
-        raise UsageError(f"-o: `{output}` is not one of {', '.join(_FORMATS)}")
     found = targets.find(job, file, local=local, **cluster_options)
     if action == "export":
         steps = ["--step", str(step)] if step is not None else []
-        _show_export(found.export_weights(exported, *steps, *(["--ema"] if ema else [])))
+        written = found.export_weights(exported, *steps, *(["--ema"] if ema else []))
+        _show_export(written, output)
         return Code.OK
     arguments = ["--name", only] if only else []
-    return _show(found.checkpoints(action, *arguments), output or "table")
+    return _show(found.checkpoints(action, *arguments), output)
 
 
 def _read_words(words: tuple[str, ...], file: str | None) -> tuple[str, str | None]:
@@ -133,13 +124,8 @@ def _read_words(words: tuple[str, ...], file: str | None) -> tuple[str, str | No
     return action, left[0] if left else None
 
 
-def _check_export(output: str, out: Path | None, only: str) -> Path:
+def _check_export(out: Path | None, only: str) -> Path:
     """The file to write. Raises `UsageError` without one, and for options of the list."""
-    if output:
-        raise UsageError(
-            f"-o {output}: -o is the format of the list",
-            hint=f"name the file to write with --out {shlex.quote(str(out or output))}",
-        )
     if only:
         raise UsageError("--name cannot be combined with export", hint="--step chooses one")
     if out is None:
@@ -150,9 +136,12 @@ def _check_export(output: str, out: Path | None, only: str) -> Path:
     return out
 
 
-def _show_export(document: dict[str, Any]) -> None:
+def _show_export(document: dict[str, Any], output: str) -> None:
     from kdist.units import size
 
+    if output != "table":
+        console.emit(document, kind="Export", output=output, name=str(document["file"]))
+        return
     average = f", {document['averaged']} of them averages" if document["averaged"] else ""
     summary = (
         f"{document['tensors']} tensors{average}, {size(document['bytes'])}, of "
@@ -164,18 +153,21 @@ def _show_export(document: dict[str, Any]) -> None:
 def _show(document: dict[str, Any], output: str) -> int:
     from kdist.views import checkpoints
 
+    errors = [
+        KdistError(f"{len(names)} {what}: {', '.join(names)}", hint=hint)
+        for reason, (what, hint) in _REJECTED.items()
+        if (names := checkpoints.rejected(document, reason))
+    ]
     if output == "name":
         for entry in checkpoints.entries(document):
             console.result(str(entry.get("name")))
     elif output != "table":
-        console.emit(document, kind="CheckpointList", output=output)
+        shown = {**document, "errors": [each.to_document() for each in errors]}
+        console.emit(shown, kind="CheckpointList", output=output)
     elif checkpoints.entries(document):
         console.table(checkpoints.checkpoint_rows(document), header=checkpoints.HEADER)
     else:
         console.message(f"there are no checkpoints in {document.get('folder')}")
-    failed = False
-    for reason, (what, hint) in _REJECTED.items():
-        if names := checkpoints.rejected(document, reason):
-            failed = True
-            console.error(KdistError(f"{len(names)} {what}: {', '.join(names)}", hint=hint))
-    return Code.ERROR if failed else Code.OK
+    for each in errors:
+        console.error(each)
+    return Code.ERROR if errors else Code.OK

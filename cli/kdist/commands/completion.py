@@ -10,6 +10,7 @@ from click import shell_completion
 from click.shell_completion import CompletionItem
 
 from kdist import console
+from kdist.commands.options import output_option
 
 # As click's, but with the line up to the cursor: bash splits words at `=`, and a space that was
 # typed after it would be lost. `compopt -o nospace` keeps the cursor at `spec.` and `PATH=`.
@@ -104,8 +105,9 @@ def register_shells() -> None:
 
 @click.command
 @click.argument("shell", type=click.Choice(tuple(SHELLS)))
+@output_option("script", "json")
 @click.pass_context
-def command(context: click.Context, shell: str) -> None:
+def command(context: click.Context, shell: str, *, output: str) -> None:
     r"""Print the completion script for a shell.
 
     \b
@@ -115,4 +117,8 @@ def command(context: click.Context, shell: str) -> None:
       kdist completion fish > ~/.config/fish/completions/kdist.fish
     """
     root = context.find_root().command
-    console.document(SHELLS[shell](root, {}, "kdist", "_KDIST_COMPLETE").source())
+    script = SHELLS[shell](root, {}, "kdist", "_KDIST_COMPLETE").source()
+    if output == "json":
+        console.emit({"shell": shell, "script": script}, kind="CompletionScript", output=output)
+    else:
+        console.document(script)

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 )
 @click.option("--ignore-not-found", is_flag=True, help="Do not fail if a job does not exist.")
 @options.dry_run_option
-@options.output_option("table", "name")
+@options.output_option("table", "name", "json")
 def command(
     jobs: tuple[str, ...],
     *,
@@ -91,9 +91,9 @@ def command(
         raise UsageError("name jobs, or use -l LABELS or --all", next_command="kdist delete --help")
     where = {"namespace": namespace, "context": context}
     chosen = DeleteOptions(**flags)
+    done: dict[str, list[str]] = {"jobs": [], "deleted": [], "kept": []}
     if not named:
-        _delete(targets.find_all(selector, local=local, **where), chosen, output)
-        return Code.OK
+        _delete(targets.find_all(selector, local=local, **where), chosen, output, done)
     missing: list[tuple[str, str]] = []
     absent: dict[str, NotFoundError] = {}
     for each in (job for argument, file in named for job in refer_all(argument, file)):
@@ -102,26 +102,35 @@ def command(
         except NotFoundError as error:
             absent[each.name] = error
         else:
-            missing += _delete([job], chosen, output)
+            missing += _delete([job], chosen, output, done)
     if absent and not ignore_not_found:
         raise missing_run(*absent) if len(absent) > 1 else next(iter(absent.values()))
     if missing and not ignore_not_found:
         raise JobNotFoundError(*missing)
+    if output == "json":
+        console.emit({**done, "dryRun": chosen.dry_run}, kind="Deletion", output=output)
     return Code.OK
 
 
-def _delete(jobs: Sequence[Job], chosen: DeleteOptions, output: str) -> list[tuple[str, str]]:
-    """Delete jobs; returns name and namespace of those that do not exist."""
+def _delete(
+    jobs: Sequence[Job], chosen: DeleteOptions, output: str, done: dict[str, list[str]]
+) -> list[tuple[str, str]]:
+    """Delete jobs, and add what was deleted and kept to `done`; returns name and namespace of those
+    that do not exist.
+    """
     missing: list[tuple[str, str]] = []
     note = f" ({chosen.dry_run} dry run)" if chosen.dry_run != "none" else ""
     for job, plan in [(job, job.plan_deletion(chosen)) for job in jobs]:
         try:
             for title in plan.steps:
+                done["deleted"].append(title)
                 if output == "table":
                     console.result(f"{title} deleted{note}")
         except JobNotFoundError:
             missing.append((job.name, job.namespace))
             continue
+        done["jobs"].append(job.name)
+        done["kept"] += plan.kept
         if output == "name":
             console.result(f"job/{job.name}")
         for sentence in plan.kept:

@@ -31,6 +31,7 @@ _COLORS = {"+": "green", "-": "red", "@": "cyan"}
     is_flag=True,
     help="Compare the job's objects themselves, as `kdist apply --direct` sends them.",
 )
+@options.output_option("text", "json")
 def command(
     files: tuple[str, ...],
     *,
@@ -39,6 +40,7 @@ def command(
     backend: str | None,
     force_conflicts: bool,
     direct: bool,
+    output: str,
     **cluster_options: Any,
 ) -> int:
     r"""Show what applying jobs would change.
@@ -72,9 +74,11 @@ def command(
         if error.code == Code.ERROR:  # here 1 means that there are changes
             error.code = Code.USAGE
         raise
-    if not found:
-        return Code.OK
-    for each in found:
+    if output == "json":
+        changes = [{"object": each.manifest.title, "diff": each.lines()} for each in found]
+        console.emit({"changes": changes}, kind="Diff", output=output)
+    for each in found if output == "text" else ():
         for line in each.lines():
             console.result(console.style(line, _COLORS.get(line[:1])))
-    return Code.ERROR  # 1: there are differences, as kubectl diff says it
+    # 1: there are differences, as kubectl diff says it
+    return Code.ERROR if found else Code.OK

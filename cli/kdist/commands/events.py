@@ -71,7 +71,7 @@ def _emit(documents: Sequence[Mapping[str, Any]], *, output: str, stream: bool) 
     """Print events for programs: as a list, or with `stream` one after another."""
     if stream:
         for each in documents:
-            console.emit(each, output=output)
+            console.emit(each, output=output, stream=True)
     else:
         items = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
         console.emit(items, output=output)

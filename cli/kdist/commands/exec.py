@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import UsageError
 
@@ -22,6 +23,7 @@ from kdist.errors import UsageError
 @click.option("-c", "--container", metavar="NAME", help="This container instead of the training's.")
 @click.option("-i", "--stdin", is_flag=True, help="Pass stdin to the command.")
 @click.option("-t", "--tty", is_flag=True, help="Allocate a terminal.")
+@options.output_option("text", "json")
 @options.cluster_options
 def command(
     job: str,
@@ -32,12 +34,14 @@ def command(
     container: str | None,
     stdin: bool,
     tty: bool,
+    output: str,
     timeout: float | None,
     **cluster_options: Any,
 ) -> int:
     r"""Run a command in the pod of a rank.
 
-    The exit code is the command's own.
+    The exit code is the command's own. With `-o json` what it writes comes as one document when it
+    has ended.
 
     \b
     Examples:
@@ -50,4 +54,13 @@ def command(
             "name the command to run after `--`", next_command=f"kdist exec {job} -- nproc"
         )
     found = targets.find(job, timeout=timeout, **cluster_options)
-    return found.exec(argv, rank=rank, pod=pod, container=container, stdin=stdin or tty, tty=tty)
+    out, err = bytearray(), bytearray()
+    streams = {} if output == "text" else {"out": out.extend, "err": err.extend}
+    place: dict[str, Any] = {"rank": rank, "pod": pod, "container": container, **streams}
+    code = found.exec(argv, stdin=stdin or tty, tty=tty, **place)
+    if output == "text":
+        return code
+    printed = {"stdout": out.decode(errors="replace"), "stderr": err.decode(errors="replace")}
+    document = {"job": found.name, "command": list(argv), "exitCode": code, **printed}
+    console.emit(document, kind="Execution", output=output)
+    return code

@@ -12,13 +12,9 @@ from kdist.errors import NotFoundError, UsageError
 @click.command
 @click.argument("field", default="", metavar="[FIELD]", shell_complete=options.complete_field)
 @click.option("-r", "--recursive", is_flag=True, help="Show all nested fields too.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json", "yaml", "markdown", "jsonschema", "crd"]),
-    default="text",
-    show_default=True,
-    help="Output format; jsonschema is the JSON Schema of the whole file, crd the definition by "
+@options.output_option(
+    *("text", "json", "yaml", "markdown", "jsonschema", "crd"),
+    text="Output format; jsonschema is the JSON Schema of the whole file, crd the definition by "
     "which a cluster stores it.",
 )
 def command(field: str, recursive: bool, output: str) -> None:

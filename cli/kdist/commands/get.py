@@ -121,7 +121,10 @@ def command(
         header=not flags["no_headers"],
         labels=flags["show_labels"],
     )
-    shown.show(found, whole=not names or len(names) > 1 or len(found) > 1)
+    if watch and output == "json":
+        shown.show_changes(found)
+    else:
+        shown.show(found, whole=not names or len(names) > 1 or len(found) > 1)
     while watch:
         time.sleep(_POLL_SECONDS)
         shown.show_changes(listing.read(strict=False))
@@ -172,8 +175,8 @@ class Rows:
             console.add_rows(self._table, rows, fit=self._output == "table")
             return
         for each in found:
-            document = each.status.to_document()
-            console.emit(document, output=self._output, name=f"job/{each.status.name}")
+            document, name = each.status.to_document(), f"job/{each.status.name}"
+            console.emit(document, output=self._output, name=name, stream=True)
 
     def _remember(self, found: list[Listed]) -> None:
         self._shown = {_key(each): self._facts(each) for each in found}

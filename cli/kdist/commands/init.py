@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from kdist import console, slices
-from kdist.commands.options import complete_file
+from kdist.commands.options import complete_file, output_option
 from kdist.errors import Code, UsageError
 
 TEMPLATES = ("digits", "gpt", "workload", "script", "huggingface", "lightning")
@@ -33,7 +33,8 @@ _PACKAGES = {"huggingface": "transformers and accelerate", "lightning": "pytorch
     help="Convert a workload: kdist convert --help.",
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing job file.")
-def command(path: str, template: str, source: str | None, force: bool) -> int:
+@output_option("text", "json")
+def command(path: str, template: str, source: str | None, *, force: bool, output: str) -> int:
     r"""Write a job.yaml to start from.
 
     \b
@@ -52,6 +53,9 @@ def command(path: str, template: str, source: str | None, force: bool) -> int:
     """
     from kdist.spec import scaffold
 
+    if path == "-" and source is None and output == "json":
+        console.emit({"text": scaffold.write(template)}, kind="JobFile", output=output)
+        return Code.OK
     if path == "-" and source is None:
         console.document(scaffold.write(template).rstrip("\n"))
         return Code.OK
@@ -59,7 +63,7 @@ def command(path: str, template: str, source: str | None, force: bool) -> int:
     if source is not None:
         text, result = slices.load("convert", "command").convert(source)
         _write(file, text, force=force)
-        console.message(f"Wrote {file}.")
+        console.list_files(file, output=output)
         return int(result)
     schema = file.parent / ".kdist" / "job.schema.json"
     code = {file.parent / name: text for name, text in scaffold.read_code(template).items()}
@@ -71,7 +75,7 @@ def command(path: str, template: str, source: str | None, force: bool) -> int:
     for each, text in code.items():
         _write(each, text, force=False)
     _write_schema(schema)
-    console.message(f"Wrote {', '.join(map(str, [file, *code]))}.")
+    console.list_files(file, *code, output=output)
     if template in _PACKAGES:
         console.message(f"The script needs {_PACKAGES[template]} next to kdist.")
     if code:

@@ -14,6 +14,7 @@ from kdist.commands.options import (
     cluster_options,
     complete_job,
     local_option,
+    output_option,
     seconds,
 )
 from kdist.errors import Code, UsageError
@@ -82,11 +83,13 @@ _LEVELS = {"warning": "yellow", "error": "red"}
 @click.option("--raw", is_flag=True, help="Lines as they were written, events as JSON.")
 @accept_option
 @local_option
+@output_option("table", "json")
 @cluster_options
 def command(
     job: str,
     *,
     raw: bool,
+    output: str,
     local: bool,
     namespace: str | None,
     context: str | None,
@@ -134,13 +137,41 @@ def command(
         timeout=timeout,
         stays=chosen.follow,
     )
+    lines: list[dict[str, Any]] = []
     for line in found.logs(chosen):
         if isinstance(line, JobStatus):
             console.message(describe_status(line))
+            if output == "json":
+                console.emit(line.to_document(), output=output, stream=True)
             return exit_code(line)
-        for text in format_line(line, raw=raw):
-            console.result(text)
+        if output == "table":
+            for text in format_line(line, raw=raw):
+                console.result(text)
+        elif chosen.follow:
+            console.emit(to_document(line), kind="LogLine", output=output, stream=True)
+        else:
+            lines.append(to_document(line))
+    if output == "json" and not chosen.follow:
+        console.emit({"job": found.name, "lines": lines}, kind="Logs", output=output)
     return Code.OK
+
+
+def to_document(line: LogLine) -> dict[str, Any]:
+    """The line for programs: an event with its sentence, or the printed text."""
+    from kdist.events import Entry, describe_event
+
+    if isinstance(line, Entry):
+        entry, stamp = line, None
+    else:
+        entry, stamp = Entry(line.pod.name, line.event, line.printed), line.stamp
+    at = (entry.event or {}).get("time") or stamp
+    return {
+        "source": entry.node,
+        "rank": entry.rank if isinstance(entry.rank, int) else None,
+        "time": None if at is None else str(at),
+        "text": entry.body if entry.event is None else describe_event(entry.event),
+        "event": entry.event,
+    }
 
 
 def format_line(line: LogLine, *, raw: bool = False) -> Iterator[str]:

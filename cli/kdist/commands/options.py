@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from kdist import console
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -247,14 +250,17 @@ def _or_before(context: click.Context, parameter: click.Parameter, value: Any) -
     return context.meta.get(_BEFORE, {}).get(parameter.name) if value is None else value
 
 
-def output_option(*kinds: str) -> Callable[[Command], Command]:
+def output_option(*kinds: str, text: str = "Output format.") -> Callable[[Command], Command]:
     """Add `-o/--output` with these formats, the first by default; the command receives `output`."""
 
-    def check(_: click.Context, __: click.Parameter, value: str) -> str:
+    def check(context: click.Context, _: click.Parameter, value: str) -> str:
         if value in kinds:
+            console.answer.output = value
             return value
         wants_path = value.startswith("jsonpath") and "json" in kinds
         instead = "; use `-o json | jq .FIELD`" if wants_path else ""
+        if any(each.name == "out" for each in context.command.params):
+            instead = instead or f"; name what to write with --out {shlex.quote(value)}"
         raise click.BadParameter(f"`{value}` is not one of {', '.join(kinds)}{instead}")
 
     return click.option(
@@ -263,7 +269,9 @@ def output_option(*kinds: str) -> Callable[[Command], Command]:
         default=kinds[0],
         metavar="|".join(kinds),
         callback=check,
-        help="Output format.",
+        is_eager=True,  # so that errors in other options are printed in it
+        shell_complete=lambda _, __, word: [each for each in kinds if each.startswith(word)],
+        help=text,
     )
 
 

@@ -27,6 +27,7 @@ _PORT = re.compile(r"(?:(\d{1,5})?:)?(\d{1,5})")
 )
 @click.option("--pod", default="", metavar="NAME", help="This pod.")
 @options.accept_option
+@options.output_option("text", "json")
 @options.cluster_options
 def command(
     job: str,
@@ -34,6 +35,7 @@ def command(
     *,
     rank: int | None,
     pod: str,
+    output: str,
     timeout: float | None,
     **cluster_options: Any,
 ) -> None:
@@ -59,12 +61,16 @@ def command(
                     "`tensorboard` cannot be combined with other ports, --rank or --pod"
                 )
             slices.load("tensorboard", "forward").show(
-                job, ports[0], timeout=timeout, **cluster_options
+                job, ports[0], output=output, timeout=timeout, **cluster_options
             )
         else:
             wanted = [read_port(each) for each in ports or ("metrics",)]
             found = targets.find(job, timeout=timeout, **cluster_options)
             for each in found.forward(wanted, rank=rank, pod=pod):
+                if output == "json":
+                    document = {"pod": each.pod, "localPort": each.local, "port": each.remote}
+                    console.emit(document, kind="Forward", output=output, stream=True)
+                    continue
                 console.result(
                     f"Forwarding from 127.0.0.1:{each.local} -> {each.pod}:{each.remote}"
                 )

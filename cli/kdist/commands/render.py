@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 @click.command
 @click.argument("file", default="job.yaml", shell_complete=options.complete_file)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["yaml", "json"]),
-    default="yaml",
-    help="Output format.",
-)
+@options.output_option("yaml", "json")
 @options.backend_option
 @click.option(
     "--annotate", is_flag=True, help="Add a comment to each line that names its field of job.yaml."

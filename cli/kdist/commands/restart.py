@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from kdist import console
 from kdist.commands import options, targets
 from kdist.job.job import Change
 
@@ -24,6 +23,7 @@ from kdist.job.job import Change
     default="none",
     help="Show what would be done, without doing it.",
 )
+@options.output_option("table", "json")
 def command(
     job: str | None,
     file: str | None,
@@ -32,6 +32,7 @@ def command(
     yes: bool,
     wait: bool,
     dry_run: str,
+    output: str,
     timeout: float | None,
     **cluster_options: Any,
 ) -> None:
@@ -53,5 +54,5 @@ def command(
       11 not confirmed
     """
     found = targets.find(job, file, changes=True, **cluster_options)
-    how = Change(wait, timeout, dry_run)
-    console.result(found.restart(how, fresh=fresh, confirmed=yes))
+    said = found.restart(Change(wait, timeout, dry_run), fresh=fresh, confirmed=yes)
+    targets.tell_change(found, "restart", said, output=output, dry_run=dry_run)

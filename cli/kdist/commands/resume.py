@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from kdist import console
 from kdist.commands import options, targets
 from kdist.job.job import Change
 
@@ -17,6 +16,7 @@ from kdist.job.job import Change
 @options.cluster_options
 @options.wait_option
 @options.dry_run_option
+@options.output_option("table", "json")
 def command(
     job: str | None,
     file: str | None,
@@ -24,6 +24,7 @@ def command(
     local: bool,
     wait: bool,
     dry_run: str,
+    output: str,
     timeout: float | None,
     **cluster_options: Any,
 ) -> None:
@@ -43,4 +44,5 @@ def command(
       6 the job does not train again within --timeout
     """
     found = targets.find(job, file, local=local, changes=True, **cluster_options)
-    console.result(found.resume(Change(wait, timeout, dry_run)))
+    said = found.resume(Change(wait, timeout, dry_run))
+    targets.tell_change(found, "resume", said, output=output, dry_run=dry_run)

@@ -104,13 +104,7 @@ def _refuse_launcher(file: str, args: list[str]) -> None:
     default=False,
     help="Archive the previous run and start from scratch, or resume it (the default).",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    help="Format of the end report on stdout.",
-)
+@options.output_option("table", "json", text="Format of the end report on stdout.")
 @click.option(
     "-d",
     "--detach",
@@ -159,7 +153,9 @@ def command(
     from kdist.job import local
 
     launcher = click.get_current_context().obj
-    again = _argv(file, args, output=output, propagate=propagate_exit_code, **changes)
+    again = _argv(
+        file, args, output="table" if detach else output, propagate=propagate_exit_code, **changes
+    )
     job, base = _read_job(file, args, **changes)
     if job.spec.suspend:
         raise UsageError(
@@ -219,20 +215,22 @@ def _detach(file: str, argv: list[str], *, fresh: bool, output: str) -> int:
 
     if file == "-":
         raise UsageError("--detach needs a file; a job on standard input cannot be resumed")
-    if output != "table":
-        raise UsageError(
-            "--detach prints no end report",
-            hint="leave out -o; the report is in .kdist/NAME/report.json when the run has ended",
-        )
     console.message("starting in the background; this takes as long as importing torch")
     arguments = ["run", "--fresh", *argv[1:]] if fresh else argv
     launched = local.launch_detached(arguments, Path.cwd())
     if not launched.begun:
         for line in launched.output.rstrip("\n").split("\n"):
             console.message(line)
+        code = launched.code if launched.code in Code.__members__.values() else Code.ERROR
+        why = launched.output.strip().removeprefix("Error: ")
+        console.fail(KdistError(why, code=Code(code)))
         return launched.code
     name = launched.name
-    console.result(name)
+    if output == "json":
+        started = {"job": name, "pid": launched.pid, "log": str(launched.log)}
+        console.emit(started, kind="DetachedRun", output=output)
+    else:
+        console.result(name)
     console.message(f"{name} runs in the background; its output is in {launched.log}")
     console.message(f"Next: kdist status {name}")
     console.message(f"      kdist logs -f {name}")
@@ -346,9 +344,12 @@ def _finish(ended: RunEnded, arguments: str, *, output: str, propagate: bool) ->
     """Print the report and the final message; return the exit code."""
     from kdist.job.local import end_report
 
+    conclusion = end_report.conclude(ended, arguments)
+    error = conclusion if isinstance(conclusion, KdistError) else None
     try:
         if output == "json":
-            console.emit(dict(ended.report), output="json")
+            shown = {**ended.report, "error": None if error is None else error.to_document()}
+            console.emit(shown, output="json")
         else:
             console.table(
                 end_report.summary_rows(ended.report), header=("RUN", ended.report["job"])
@@ -356,7 +357,6 @@ def _finish(ended: RunEnded, arguments: str, *, output: str, propagate: bool) ->
     except OSError:
         # The reader is gone or the disk is full; the exit code still reports the result.
         console.drop_results()
-    conclusion = end_report.conclude(ended, arguments)
     with suppress(OSError):
         if isinstance(conclusion, KdistError):
             console.error(conclusion)

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from kdist import console
 from kdist.commands import options, targets
 from kdist.job.job import Change
 
@@ -23,6 +22,7 @@ from kdist.job.job import Change
 @options.wait_option
 @options.accept_option
 @options.dry_run_option
+@options.output_option("table", "json")
 def command(
     job: str | None,
     file: str | None,
@@ -30,6 +30,7 @@ def command(
     nodes: str,
     wait: bool,
     dry_run: str,
+    output: str,
     timeout: float | None,
     **cluster_options: Any,
 ) -> None:
@@ -50,4 +51,5 @@ def command(
       0 scaled   2 wrong usage   4 no such job   6 nodes did not join or leave within --timeout
     """
     found = targets.find(job, file, changes=True, **cluster_options)
-    console.result(found.scale(nodes, Change(wait, timeout, dry_run)))
+    said = found.scale(nodes, Change(wait, timeout, dry_run))
+    targets.tell_change(found, "scale", said, output=output, dry_run=dry_run)

@@ -63,9 +63,9 @@ def command(
     if watch:
         return _watch(found.watch(), output)
     seen = found.snapshot()
-    _print(seen.status, output)
     if seen.gap:
         console.warning(seen.gap)
+    _print(seen.status, output)
     return Code.OK
 
 
@@ -97,7 +97,8 @@ def _watch(moments: Iterable[Moment], output: str) -> int:
         status = seen.status
         line = describe_status(status) + (f" ({seen.gap})" if seen.gap else "")
         if output != "table":
-            console.emit(status.to_document(), output=output, name=f"job/{status.name}")
+            name = f"job/{status.name}"
+            console.emit(status.to_document(), output=output, name=name, stream=True)
         elif line != last_line:
             console.result(line)
         last_line = line

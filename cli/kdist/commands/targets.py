@@ -76,6 +76,16 @@ def connect(*, namespace: str | None = None, context: str | None = None, **how: 
     return place.connect(dialog=DIALOG, **how)
 
 
+def tell_change(found: Job, verb: str, said: str, *, output: str, dry_run: str) -> None:
+    """Print what a change of a job has come to: its sentence, or a document with it."""
+    if output == "table":
+        console.result(said)
+        return
+    where = {"job": found.name, "namespace": found.namespace}
+    document = {**where, "verb": verb, "message": said, "dryRun": dry_run}
+    console.emit(document, kind="Change", output=output)
+
+
 def choose_backend(backend: str | None) -> list[str]:
     """`--backend` as overrides of a job file, in the form of `--set`."""
     from kdist.load.overrides import OptionOverride

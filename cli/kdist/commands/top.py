@@ -116,6 +116,8 @@ def _show(
     rows = metrics.breakdown_rows(now, before)
     selected = metrics.select_rows(rows, rank)
     if output == "json":
+        for sentence in metrics.describe_slow(rows):
+            console.warning(sentence)
         console.emit(top.to_document(name, now, selected), output="json")
         return
     shown, hidden = top.choose(selected)

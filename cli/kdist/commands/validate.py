@@ -21,12 +21,11 @@ from kdist.errors import Code, InvalidJobError, Problem
     shell_complete=options.complete_file,
 )
 @options.set_option
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json", "github"]),
-    default="text",
-    help="Output format; github prints annotations for a pull request.",
+@options.output_option(
+    "text",
+    "json",
+    "github",
+    text="Output format; github prints annotations for a pull request.",
 )
 @click.option(
     "-v",
@@ -65,25 +64,31 @@ def command(
     failed = False
     for file in files:
         problems: tuple[Problem, ...] = ()
+        looks: list[Problem] = []
+        warned: list[str] = []
+        next_command = ""
         try:
-            looks: list[Problem] = []
             jobs = load_files(
                 file, overrides=sets, use="either", warnings=looks, check_pod=check_pod
             )
         except InvalidJobError as error:
-            failed, problems = True, error.problems
+            failed, problems, next_command = True, error.problems, error.next_command
             if output == "text":
                 console.error(error)
         else:
-            for job in jobs if output == "text" else ():
-                console.result(f"{file}: valid, {_summary(job)}")
-                for warning in _list_warnings(job, file):
-                    console.warning(f"{file}: {warning}")
-                if verbose and (text := _list_sent(job, file)):
-                    console.result(text)
-            if output == "text":
-                for each in looks:
-                    console.warning(each.advice)
+            for job in jobs:
+                surprises = [f"{file}: {each}" for each in _list_warnings(job, file)]
+                warned += surprises
+                if output == "text":
+                    console.result(f"{file}: valid, {_summary(job)}")
+                    for each in surprises:
+                        console.warning(each)
+                    if verbose and (text := _list_sent(job, file)):
+                        console.result(text)
+            advice = [each.advice for each in looks]
+            warned += advice
+            for each in advice if output == "text" else ():
+                console.warning(each)
         if output == "github":
             for problem in problems:
                 console.result(_annotation(problem))
@@ -91,7 +96,9 @@ def command(
             {
                 "file": file,
                 "valid": not problems,
-                "problems": [_document(problem) for problem in problems],
+                "problems": [problem.to_document() for problem in problems],
+                "warnings": warned,
+                "nextCommand": next_command,
             }
         )
     if output == "json":
@@ -124,6 +131,12 @@ def _list_warnings(job: Any, file: str) -> list[str]:
         for index, data in enumerate(job.spec.data)
         if data.path is not None and not resolve_path(base, data.path).exists()
     ]
+    script = job.spec.script and job.spec.code is None and job.spec.script.path
+    if script and not script.startswith("/") and not resolve_path(base, script).exists():
+        absent.append(
+            f"spec.script.path: there is no {resolve_path(base, script)}; `kdist run` needs it, an "
+            "image may have its own"
+        )
     return [*list_warnings(job.spec), *absent]
 
 
@@ -140,11 +153,6 @@ def _summary(job: Any) -> str:
         "" if procs == 1 else ", a rank per GPU" if procs == "auto" else f" with {procs} ranks each"
     )
     return f"{job.metadata.name} {what} on {count} {'node' if count == '1' else 'nodes'}{ranks}"
-
-
-def _document(problem: Problem) -> dict[str, Any]:
-    keys = ("source", "line", "column", "path", "message", "suggestion", "hint")
-    return {"file" if key == "source" else key: getattr(problem, key) for key in keys}
 
 
 def _annotation(problem: Problem) -> str:

@@ -9,16 +9,11 @@ import click
 
 import kdist
 from kdist import console
+from kdist.commands.options import output_option
 
 
 @click.command
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json", "yaml"]),
-    default="text",
-    help="Output format.",
-)
+@output_option("text", "json", "yaml")
 def command(*, output: str) -> None:
     r"""Show the versions of kdist and of what it runs on.
 

@@ -24,6 +24,7 @@ from kdist.job.goals import GOALS, describe_status
     help="Condition to wait for.",
 )
 @options.local_option
+@options.output_option("table", "json")
 @options.cluster_options
 def command(
     job: str | None,
@@ -31,6 +32,7 @@ def command(
     *,
     goal: str,
     local: bool,
+    output: str,
     timeout: float | None,
     **cluster_options: Any,
 ) -> int:
@@ -57,8 +59,15 @@ def command(
     except NotFoundError:
         if goal != "deleted":
             raise
-        console.result(f"{named.name} is deleted")
-        return Code.OK
-    ended = found.wait(goal, timeout=timeout)
-    console.result(f"{found.name} is deleted" if ended is None else describe_status(ended))
+        ended = None
+    else:
+        ended = found.wait(goal, timeout=timeout)
+    if output == "table":
+        said = f"{named.name} is deleted" if ended is None else describe_status(ended)
+        console.result(said)
+    elif ended is None:
+        gone = {"jobs": [named.name], "deleted": [], "kept": [], "dryRun": "none"}
+        console.emit(gone, kind="Deletion", output=output)
+    else:
+        console.emit(ended.to_document(), output=output)
     return Code.OK

@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 
 from kdist import console
+from kdist.commands.options import output_option
 from kdist.errors import UsageError
+from kdist_trainer.formats.untrusted_text import parse_object
 
 _NAMES = ("training-job", "fleet")
 
@@ -32,7 +34,8 @@ def command() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder to write all of them to.",
 )
-def export(name: str | None, out: Path | None) -> None:
+@output_option("grafana", "json")
+def export(name: str | None, out: Path | None, *, output: str) -> None:
     r"""Print one dashboard as JSON, or write all of them to a folder.
 
     \b
@@ -43,13 +46,17 @@ def export(name: str | None, out: Path | None) -> None:
     if out is None:
         if name not in _NAMES:
             raise UsageError(f"name one of {', '.join(_NAMES)}, or a folder with --out")
-        console.document(_read(name).rstrip("\n"))
+        if output == "json":
+            found = {"name": name, "dashboard": parse_object(_read(name))}
+            console.emit(found, kind="Dashboard", output=output)
+        else:
+            console.document(_read(name).rstrip("\n"))
         return
     try:
         out.mkdir(parents=True, exist_ok=True)
         for file_name in _NAMES:
             (out / f"{file_name}.json").write_text(_read(file_name), encoding="utf-8")
-            console.message(f"Wrote {out / file_name}.json.")
+        console.list_files(*(out / f"{each}.json" for each in _NAMES), output=output)
     except OSError as error:
         raise UsageError(f"cannot write to `{out}`: {error.strerror}") from None
 

@@ -104,11 +104,15 @@ def command(
     plan = drill.plan_fault(situation, chosen, rank=rank, node=node, lasts=lasts)
     for warning in faults.list_warnings(plan.fault, situation, seconds=plan.seconds):
         console.warning(f"{situation.name}: {warning}")
+    what = _describe(situation, plan)
     if dry_run == "client":
-        console.result(f"--fault {plan.fault} {_describe(situation, plan)} (client dry run)")
+        if output == "json":
+            document = {"job": situation.name, "fault": plan.fault, "does": what}
+            console.emit(document, kind="DrillPlan", output=output)
+        else:
+            console.result(f"--fault {plan.fault} {what} (client dry run)")
         return Code.OK
     if not yes:
-        what = _describe(situation, plan)
         confirm(f"--fault {plan.fault} {what}", f"This {what}. Go on?")
     report = drill.run_drill(place, plan, timeout=timeout, notify=console.message)
     _show(report, output)

@@ -327,6 +327,8 @@ class Job(Protocol):
         container: str | None,
         stdin: bool,
         tty: bool,
+        out: Callable[[bytes], object] | None = None,
+        err: Callable[[bytes], object] | None = None,
     ) -> int:
         """Run a command in a pod, and return its exit code.
 
@@ -337,6 +339,8 @@ class Job(Protocol):
             container: in this container; None for the training's.
             stdin: pass on standard input.
             tty: allocate a terminal.
+            out: receives what it writes; None for the standard output of this process.
+            err: likewise, for errors.
         """
 
     def forward(

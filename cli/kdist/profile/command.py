@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import click
 
 from kdist import console
 from kdist.commands import options, targets
-from kdist.errors import UsageError
 
 _TIMEOUT = 300.0  # seconds
 
@@ -21,15 +20,6 @@ def _ranks(_: click.Context, __: click.Parameter, value: str) -> str:
     if not value or not all(each.isdigit() for each in value.split(",")):
         raise click.BadParameter(f"`{value}` is neither all nor numbers such as 0,3")
     return value
-
-
-def _refuse_output(_: click.Context, __: click.Parameter, value: str) -> None:
-    """`-o` is a format everywhere, and this command has none."""
-    if value:
-        raise UsageError(
-            f"-o {value}: -o is not an option of `kdist profile`",
-            hint=f"name the folder for the traces with --out {shlex.quote(value)}",
-        )
 
 
 @click.command()
@@ -56,16 +46,7 @@ def _refuse_output(_: click.Context, __: click.Parameter, value: str) -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for the traces (default: ./NAME-profile).",
 )
-@click.option(
-    "-o",
-    "--output",
-    "_",
-    hidden=True,
-    expose_value=False,
-    callback=_refuse_output,
-    default="",
-    help="Refused; --out names the folder.",
-)
+@options.output_option("table", "json")
 def command(
     job: str | None,
     file: str | None,
@@ -75,6 +56,7 @@ def command(
     local: bool,
     timeout: float | None,
     out: Path | None,
+    output: str,
     **cluster_options: Any,
 ) -> None:
     r"""Record the next steps of a running job with torch's profiler.
@@ -108,13 +90,23 @@ def command(
         timeout=_TIMEOUT if timeout is None else timeout,
         notify=console.message,
     )
+    if output == "json":
+        document = {"job": found.name, "folder": str(folder), "ranks": summaries}
+        console.emit(document, kind="Profile", output=output)
+    else:
+        _show(summaries)
+    console.message(
+        f"{len(summaries)} trace{'' if len(summaries) == 1 else 's'} in {folder}; "
+        "open them with https://ui.perfetto.dev"
+    )
+
+
+def _show(summaries: Sequence[Mapping[str, Any]]) -> None:
+    from kdist.profile import recording
+
     console.table(recording.rank_rows(summaries), header=("RANK", "STEPS", "A STEP", "COLLECTIVES"))
     console.result("")
     console.table(
         recording.operation_rows(summaries),
         header=("OPERATION", "CALLS", "CPU", "DEVICE", "OF ALL"),
-    )
-    console.message(
-        f"{len(summaries)} trace{'' if len(summaries) == 1 else 's'} in {folder}; "
-        "open them with https://ui.perfetto.dev"
     )

@@ -70,7 +70,7 @@ def command(
         console.document(text.rstrip("\n"))
     else:
         out.write_text(text, encoding="utf-8")
-        console.message(f"Wrote {out}.")
+        console.list_files(out, output=output)
 
 
 def read_report(job: Found) -> dict[str, Any]:

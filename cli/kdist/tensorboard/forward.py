@@ -52,7 +52,9 @@ def read_port(text: str) -> int:
     return int(found[1]) if found[1] else 0 if ":" in text else _DEFAULT_PORT
 
 
-def show(job: str, port: str, *, timeout: float | None, **cluster_options: Any) -> None:
+def show(
+    job: str, port: str, *, output: str, timeout: float | None, **cluster_options: Any
+) -> None:
     """Run TensorBoard, and forward a local port to it until Ctrl-C. Raises `KdistError`."""
     local = read_port(port)
     found = targets.find(job, timeout=timeout, **cluster_options)
@@ -60,9 +62,7 @@ def show(job: str, port: str, *, timeout: float | None, **cluster_options: Any) 
         run_locally(
             found.root,
             local,
-            on_ready=lambda port: console.result(
-                f"TensorBoard of {found.root.name}: http://127.0.0.1:{port}/"
-            ),
+            on_ready=lambda port: _tell(found.root.name, "", port, output),
         )
         return
     target = found.applied
@@ -71,9 +71,7 @@ def show(job: str, port: str, *, timeout: float | None, **cluster_options: Any) 
             began = time.monotonic()
             target.cluster.check_forward(session.pod, session.port)
             with target.cluster.forward(session.pod, session.port, local=local) as bound:
-                console.result(
-                    f"TensorBoard of {target.name} in pod {session.pod}: http://127.0.0.1:{bound}/"
-                )
+                _tell(target.name, session.pod, bound, output)
                 while session.is_open():
                     pass
             local = bound
@@ -83,6 +81,15 @@ def show(job: str, port: str, *, timeout: float | None, **cluster_options: Any) 
                 next_command=target.command("logs"),
             )
         console.message(f"TensorBoard in pod {session.pod} has ended; starting it again")
+
+
+def _tell(name: str, pod: str, port: int, output: str) -> None:
+    url = f"http://127.0.0.1:{port}/"
+    if output == "json":
+        document = {"job": name, "pod": pod, "url": url}
+        console.emit(document, kind="TensorBoard", output=output, stream=True)
+    else:
+        console.result(f"TensorBoard of {name}{f' in pod {pod}' if pod else ''}: {url}")
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,13 @@ def test_json_reports_of_every_file_and_problem(kdist: Kdist, job_file: Path) ->
         "apiVersion": "cli.kdist.dev/v1",
         "kind": "Validation",
         "files": [
-            {"file": "job.yaml", "valid": True, "problems": []},
+            {
+                "file": "job.yaml",
+                "valid": True,
+                "problems": [],
+                "warnings": [],
+                "nextCommand": "",
+            },
             {
                 "file": "wrong.yaml",
                 "valid": False,
@@ -58,6 +64,8 @@ def test_json_reports_of_every_file_and_problem(kdist: Kdist, job_file: Path) ->
                         ),
                     }
                 ],
+                "warnings": [],
+                "nextCommand": "kdist explain spec.terminationGracePeriodSeconds",
             },
         ],
     }

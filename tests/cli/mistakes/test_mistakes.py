@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli import documents
 from tests.cli.conftest import Kdist
 from tests.cli.mistakes.cases import FILES, MISTAKES
 
@@ -92,6 +93,28 @@ def test_every_mistake_names_what_where_and_the_way_out(
         file.write_text("\n".join(texts))
     assert wrong == []
     assert "\n".join(texts) == file.read_text()
+
+
+@pytest.mark.parametrize("group", MISTAKES)
+def test_a_program_finds_the_way_out_in_the_json(
+    group: str, kdist: Kdist, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = []
+    for typed, code in MISTAKES[group]:
+        variables, (command, *words) = split(typed)
+        if "-o" in words:
+            continue
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            result = kdist(command, "-o", "json", *words)
+        (document,) = documents.read(result.stdout)
+        (found,) = document.get("files", [document])
+        assert result.exit_code == code == document.get("exitCode", code)
+        ways = {"hint", "nextCommand", "suggestion"}
+        if not any(each.get(way) for each in (found, *found["problems"]) for way in ways):
+            without.append((typed, document))
+    assert without == []
 
 
 @pytest.mark.processes

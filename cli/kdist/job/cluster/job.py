@@ -156,10 +156,12 @@ class ClusterJob:
         container: str | None,
         stdin: bool,
         tty: bool,
+        **streams: Any,
     ) -> int:
         chosen = agents.choose_pod(self.applied, rank=rank, pod=pod)
         container = container or chosen.container
-        return self.cluster.exec(chosen.name, argv, container=container, stdin=stdin, tty=tty)
+        how: dict[str, Any] = {"container": container, "stdin": stdin, "tty": tty, **streams}
+        return self.cluster.exec(chosen.name, argv, **how)
 
     def forward(
         self, ports: Sequence[tuple[int, int]], *, rank: int | None, pod: str

@@ -295,6 +295,7 @@ def _failed(ended: RunEnded, again: str) -> KdistError:
     if choose_rerun(record) == BLOCKING:
         place = []  # kernels report late: the line is not to be trusted
     advice = failure.get("advice")
+    command, change = describe_next(record, f"kdist run {again}")
     return KdistError(
         (
             f"{ended.report['job']} failed ({cause}){f', {where}' if where else ''}: "
@@ -308,7 +309,8 @@ def _failed(ended: RunEnded, again: str) -> KdistError:
                 f"its log is {failure.get('log')}",
             ]
         ),
-        next_command=describe_next(record, f"kdist run {again}"),
+        next_command=command,
+        change=change,
         code=Code.JOB_FAILED,
     )
 
@@ -318,9 +320,9 @@ def _fix(record: ExitRecord) -> str:
     return describe_change(record, installs=True, told="hint" if record.advice else "message")
 
 
-def describe_next(record: ExitRecord, command: str) -> str:
-    """The command that continues the run; after a failure that must repeat, what to do before."""
+def describe_next(record: ExitRecord, command: str) -> tuple[str, str]:
+    """The command that continues the run, and what to do before; empty where nothing needs to."""
     rerun = choose_rerun(record)
     if rerun == BLOCKING:
-        return f"CUDA_LAUNCH_BLOCKING=1 {command}"
-    return f"{_fix(record)}, then {command}" if rerun == FIXED else command
+        return f"CUDA_LAUNCH_BLOCKING=1 {command}", ""
+    return command, _fix(record) if rerun == FIXED else ""

@@ -312,7 +312,9 @@ def diagnose_run(seen: RunSnapshot) -> Diagnosis:
     if found.severity == "failed":
         fix = found.fix.replace("apply and restart", "run it again")
         record = status.exit_record
-        again = job.next_run if record is None else describe_next(record, job.next_run)
+        again, change = job.next_run, ""
+        if record is not None:
+            again, change = describe_next(record, job.next_run)
         commands = (job.kdist("logs", "--tail", "20"), again)
-        found = replace(found, fix=fix, commands=commands)
+        found = replace(found, fix=fix, commands=commands, change=change)
     return found

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 @click.command
-@click.argument("words", nargs=-1, required=True, metavar="FILE | -- COMMAND...")
+@click.argument("inputs", nargs=-1, required=True, metavar="FILE | -- COMMAND...")
 @options.output_option("yaml", "json")
-def command(words: tuple[str, ...], *, output: str) -> int:
+def command(inputs: tuple[str, ...], *, output: str) -> int:
     r"""Convert a PyTorchJob or a launch command to a job.yaml.
 
     FILE has manifests: PyTorchJob, TrainJob with its runtime, Job, JobSet, StatefulSet, Volcano's
@@ -37,7 +37,7 @@ def command(words: tuple[str, ...], *, output: str) -> int:
     Exit codes:
       0 all jobs can run   1 a job must be completed by hand   2 invalid file, or no workload
     """
-    conversions, others = _convert(words)
+    conversions, others = _convert(inputs)
     if output == "yaml":
         console.document(_text(conversions).rstrip("\n"))
         return _describe(conversions, others)

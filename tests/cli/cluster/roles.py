@@ -20,6 +20,7 @@ ELSEWHERE = {
     "render",
     "dashboards",
     "completion",
+    "convert",
     "version",
 }
 

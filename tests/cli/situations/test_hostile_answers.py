@@ -51,6 +51,7 @@ WITHOUT_CLUSTER = {
         "render",
         "dashboards",
         "completion",
+        "convert",
         "version",
     ),
 }

@@ -53,18 +53,20 @@ def command(path: str, template: str, source: str | None, *, force: bool, output
     """
     from kdist.spec import scaffold
 
-    if path == "-" and source is None and output == "json":
-        console.emit({"text": scaffold.write(template)}, kind="JobFile", output=output)
-        return Code.OK
-    if path == "-" and source is None:
-        console.document(scaffold.write(template).rstrip("\n"))
-        return Code.OK
-    file = Path(path)
+    text, result = scaffold.write(template), int(Code.OK)
     if source is not None:
         text, result = slices.load("convert", "command").convert(source)
+    if path == "-" and output == "json":
+        console.emit({"text": text}, kind="JobFile", output=output)
+        return result
+    if path == "-":
+        console.document(text.rstrip("\n"))
+        return result
+    file = Path(path)
+    if source is not None:
         _write(file, text, force=force)
         console.list_files(file, output=output)
-        return int(result)
+        return result
     schema = file.parent / ".kdist" / "job.schema.json"
     code = {file.parent / name: text for name, text in scaffold.read_code(template).items()}
     for each in code:

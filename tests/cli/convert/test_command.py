@@ -126,6 +126,9 @@ def test_init_from_a_workload_writes_its_job(
     assert "left out: spec.podTemplateOverrides" in result.stderr
     assert result.stderr.endswith("Wrote job.yaml.\n")
     assert kdist("validate", "job.yaml").exit_code == 0
+    assert kdist("init", "-", "--from", str(FOLDER / "trainjob.yaml")).stdout == (
+        Path("job.yaml").read_text()
+    )
     again = kdist("init", "--from", str(FOLDER / "trainjob.yaml"))
     assert "`job.yaml` exists already" in again.stderr
 

@@ -360,6 +360,7 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
             *("compile-cache", "data-waiting", "data-stopped", "log-rotated", "observer-failed"),
             *("restarts-off", "separate-ranks", "save-waits", "storage-unavailable"),
             *("replicas-differ", "past-end", "rank-parts-changed", "settings-edited"),
+            *("packages-failed", "packages-installed"),
         ),
         lambda e: str(e["message"]),
     ),

@@ -22,6 +22,7 @@ EXEMPT: dict[Rule, dict[str, str]] = {
         "cli/kdist/terminal/drawing.py": "it draws for console, and makes visible what it draws",
         "trainer/kdist_trainer/checkpoint/__main__.py": "it is a command whose answer goes to "
         "standard output",
+        "trainer/kdist_trainer/fetch/upload.py": "it is one too",
         "trainer/kdist_trainer/profiling/__main__.py": "it is one too",
         "trainer/kdist_trainer/tensorboard/__main__.py": "it is one too",
         "trainer/kdist_trainer/tracker/__main__.py": "it tells its agent the address of the run",

@@ -70,12 +70,21 @@ ELSEWHERE = {
     "spec.code": "its files are in the placement",
     "spec.code.path": "it is what spec.code is",
     "spec.code.configMap": "it excludes a folder; test_code has it",
+    **{
+        f"spec.install.{name}": "its archive is no text; test_install has it"
+        for name in ("packages", "index", "wheels.claim", "wheels.path", "size", "lock")
+    },
+    **{
+        f"spec.code.{name}": "it excludes a folder; test_hostile and test_code have it"
+        for name in ("url", "endpoint", "region", "secret", "size", "sha256")
+    },
     "spec.code.items[].key": "it needs configMap; test_commands of the controller has it",
     "spec.code.items[].path": "it needs configMap; test_commands of the controller has it",
     "spec.replicas": "it takes the place of nodes.max; test_workloads has it",
     "spec.suspend": "the placement says what it became",
     "spec.restartedAt": "the controller makes the pods again",
     "spec.data[].path": "it is for kdist run",
+    "spec.data[].access": "it is for a claim; test_install has it",
     "spec.checkpoints.path": "it is for kdist run, and excludes size",
     "spec.checkpoints.claim": "it excludes size; test_pods has it",
     "spec.checkpoints.url": "it excludes size; test_bucket has it",

@@ -97,6 +97,32 @@ def test_a_hostile_value_is_refused_or_changes_only_values(
     check_shape(found, backend)
 
 
+CODE = {**FULL["spec"]["data"][1], "url": "s3://team-data/code"}
+del CODE["mountPath"]
+
+
+def with_code(**changes: str) -> dict[str, Any]:
+    return {**FULL, "spec": {**FULL["spec"], "code": {**CODE, **changes}}}
+
+
+CODE_SHAPES = {
+    backend: [sorted(shape(each.document), key=str) for each in place(load(with_code()), backend)]
+    for backend in backends.NAMES
+}
+
+
+@given(name=st.sampled_from(sorted(CODE)), text=TEXTS, backend=st.sampled_from(backends.NAMES))
+def test_a_hostile_source_of_code_is_refused_or_changes_only_values(
+    name: str, text: str, backend: str
+) -> None:
+    try:
+        job = load(with_code(**{name: text}))
+    except InvalidJobError:
+        return
+    found = [sorted(shape(each.document), key=str) for each in place(job, backend)]
+    assert found == CODE_SHAPES[backend]
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("backend", backends.NAMES)
 def test_free_text_arrives_unchanged_everywhere(text: str, backend: str) -> None:

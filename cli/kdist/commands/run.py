@@ -112,6 +112,11 @@ def _refuse_launcher(file: str, args: list[str]) -> None:
     help="Run in the background; return once all agents have started, or data is being fetched.",
 )
 @click.option(
+    "--python",
+    metavar="PATH",
+    help="Python, or environment, that runs the ranks; that of $VIRTUAL_ENV, else kdist's own.",
+)
+@click.option(
     "--propagate-exit-code",
     is_flag=True,
     help="Exit with the trainer's own code (64 to 75, 200 to 207) instead of 10.",
@@ -123,6 +128,7 @@ def command(
     output: str,
     detach: bool,
     propagate_exit_code: bool,
+    python: str | None,
     fresh: bool,
     **changes: Any,
 ) -> int:
@@ -154,7 +160,12 @@ def command(
 
     launcher = click.get_current_context().obj
     again = _argv(
-        file, args, output="table" if detach else output, propagate=propagate_exit_code, **changes
+        file,
+        args,
+        output="table" if detach else output,
+        propagate=propagate_exit_code,
+        python=python,
+        **changes,
     )
     job, base = _read_job(file, args, **changes)
     if job.spec.suspend:
@@ -163,11 +174,13 @@ def command(
             hint="--set spec.suspend=false runs it here, and leaves the file as it is",
         )
     job = job.with_replicas()
-    local.check_torch()
+    interpreter, which = local.choose_interpreter(python, os.environ)
     if missing := local.describe_missing_gpus(job, os.environ):
         console.warning(missing)
     if detach:
         return _detach(file, again, fresh=fresh, output=output)
+    if which:
+        console.message(which)
     train_json = render.read_train_json(render.render(job))
     live = console.can_draw()
     shown: AbstractContextManager[Display] = _live_display() if live else nullcontext(Lines())
@@ -182,6 +195,7 @@ def command(
             command=() if file == "-" else again,
             launcher=launcher,
             warnings=[missing] if missing else [],
+            python=interpreter,
         )
     return _finish(ended, shlex.join(again[1:]), output=output, propagate=propagate_exit_code)
 
@@ -192,6 +206,7 @@ def _argv(
     *,
     output: str,
     propagate: bool,
+    python: str | None,
     nodes: str | None,
     procs_per_node: str | None,
     sets: tuple[str, ...],
@@ -205,6 +220,7 @@ def _argv(
         argv += ["--set", each]
     argv += ["-o", output] if output != "table" else []
     argv += ["--propagate-exit-code"] if propagate else []
+    argv += ["--python", python] if python is not None else []
     argv += ["-m"] if module else []
     return [*argv, file, *args]
 

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from kdist import backends, rbac, render
 from kdist.backends import Placement
+from kdist.deploy.code import place_code
 from kdist.deploy.live_workload import find_live_workload, is_new, select_workload
+from kdist.deploy.lock import lock_packages
 from kdist.errors import KdistError
 from kdist.load.commit import find_commit
-from kdist.load.folder import CodeFolder, find_code
+from kdist.load.folder import CodeFolder
 from kdist.manifest import COMMIT, JobOwner, Manifest
 from kdist.rbac import Right
 from kdist.spec import RUN, TrainingJob
@@ -94,10 +96,9 @@ def make_plan(
             hint=f"remove spec.suspend and apply the job, then: kdist suspend {name}",
             next_command="kdist explain spec.suspend",
         )
-    folder = find_code(job, base)
-    code = None if folder is None else folder.read()
+    job, folder, code = place_code(job, base)
     if cluster is None:
-        return replace(_plan_alone(job, take_over=take_over, code=code), folder=folder)
+        return replace(_plan_alone(job, folder, take_over=take_over, code=code), folder=folder)
     job = job.model_copy(
         update={"metadata": job.metadata.model_copy(update={"namespace": cluster.namespace})}
     )
@@ -108,6 +109,7 @@ def make_plan(
     state = None if workload is None else backends.get(backend).read(workload)
     if config_map is not None and workload is not None:
         _check_restart(job, config_map)
+    job, unlocked = lock_packages(job, _find_spec(config_map).get("install"))
     placement = Placement(
         backend,
         _choose_rendezvous(cluster, job, decided),
@@ -117,6 +119,7 @@ def make_plan(
         code=code,
     )
     warnings = [
+        *unlocked,
         *render.warn(job, placement),
         *_describe_state(cluster, job.metadata.name, state, decided),
     ]
@@ -139,7 +142,13 @@ def make_plan(
     return replace(plan, revived=revived, deferred=tuple(pods) if stays else ())
 
 
-def _plan_alone(job: TrainingJob, *, take_over: bool, code: dict[str, bytes] | None) -> Plan:
+def _plan_alone(
+    job: TrainingJob,
+    folder: CodeFolder | None,
+    *,
+    take_over: bool,
+    code: dict[str, bytes] | None,
+) -> Plan:
     """The plan without a cluster: what a cluster would be asked for is taken for granted."""
     kind = backends.choose(set(), job) if job.spec.backend == "auto" else job.spec.backend
     namespace = job.metadata.namespace or f"$({NAMESPACE_VARIABLE})"
@@ -151,7 +160,10 @@ def _plan_alone(job: TrainingJob, *, take_over: bool, code: dict[str, bytes] | N
         take_over=take_over,
         code=code,
     )
-    return Plan(job, placement, render.render(job, placement), render.warn(job, placement))
+    warnings = render.warn(job, placement)
+    if folder is not None and folder.url:
+        warnings.append(f"only `kdist apply` sends the files of spec.code to {folder.url}")
+    return Plan(job, placement, render.render(job, placement), warnings)
 
 
 def refuse_direct(cluster: Cluster, name: str) -> KdistError:
@@ -217,10 +229,7 @@ def _check_restart(job: TrainingJob, config_map: dict[str, Any]) -> None:
     """Raise `KdistError` if the job asks for a restart by a changed `restartedAt`, which only the
     controller acts on.
     """
-    try:
-        before = parse_json(config_map["data"]["job.json"])["spec"].get("restartedAt")
-    except (KeyError, TypeError, ValueError, AttributeError):
-        before = None  # written by another version
+    before = _find_spec(config_map).get("restartedAt")
     if job.spec.restarted_at not in (None, before):
         name = job.metadata.name
         raise KdistError(
@@ -229,6 +238,15 @@ def _check_restart(job: TrainingJob, config_map: dict[str, Any]) -> None:
             hint="apply it with --set spec.restartedAt=null, and restart it by command",
             next_command=f"kdist restart {name} -n {job.metadata.namespace}",
         )
+
+
+def _find_spec(config_map: dict[str, Any] | None) -> dict[str, Any]:
+    """The spec of the job as it was last applied; empty if that was by another version."""
+    try:
+        found: dict[str, Any] = parse_json((config_map or {})["data"]["job.json"])["spec"]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        found = {}
+    return found if isinstance(found, dict) else {}
 
 
 def _describe_state(

@@ -16,7 +16,9 @@ from kdist import backends, rbac, render
 from kdist.backends import Placement
 from kdist.deploy.admission import check_names, check_pod_admission
 from kdist.deploy.apply import ApplyResult, Difference, find_difference, undo
+from kdist.deploy.code import place_code, upload_code
 from kdist.deploy.delete import is_active, is_used
+from kdist.deploy.lock import lock_packages
 from kdist.deploy.plan import (
     Plan,
     check_kind,
@@ -26,7 +28,7 @@ from kdist.deploy.plan import (
     refuse_direct,
 )
 from kdist.errors import KdistError
-from kdist.load.folder import CodeFolder, find_code
+from kdist.load.folder import CodeFolder
 from kdist.manifest import (
     CODE_LABEL,
     MANAGED_BY,
@@ -41,7 +43,7 @@ from kdist.manifest import (
 )
 from kdist.spec import CodeFile, CodeSource, TrainingJob
 from kdist.status import BACKEND, find_owning_resource
-from kdist.status.documents import text
+from kdist.status.documents import mapping, text
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -90,7 +92,8 @@ class ResourcePlan:
     Attributes:
         job: the job, with the namespace that it goes to.
         resource: the TrainingJob, with the fields that the user has set.
-        code: the ConfigMap with the files of `spec.code`; None if there is none to send.
+        code: the ConfigMap with the files of `spec.code`; None if there is none to send, or if they
+            go to a bucket.
         objects: the objects that the controller is expected to create, for checks in advance.
         before: the TrainingJob as it is on the cluster; None for a new one.
         folder: what is sent of the code folder of this machine.
@@ -149,16 +152,19 @@ def plan_resource(cluster: Cluster, job: TrainingJob, *, base: Path) -> Resource
     metadata = job.metadata.model_copy(update={"namespace": cluster.namespace})
     job = job.model_copy(update={"metadata": metadata})
     code = None
-    if (folder := find_code(job, base)) is not None:
-        code, named = _make_code(name, cluster.namespace, folder.read(), before)
+    job, folder, files = place_code(job, base)
+    if files is not None:
+        code, named = _make_code(name, cluster.namespace, files, before)
         job = job.model_copy(update={"spec": job.spec.model_copy(update={"code": named})})
+    job, unlocked = lock_packages(job, mapping(before, "spec", "install"))
     backend = text(before, "status", "backend")
     check_kind(cluster, job, backend)
     placement = Placement(
         choose_backend(cluster, job, {BACKEND: backend}), backends.choose_rendezvous(job), name
     )
     sized = job.with_replicas()
-    objects = Plan(sized, placement, render.render(sized, placement), render.warn(sized, placement))
+    warnings = [*unlocked, *render.warn(sized, placement)]
+    objects = Plan(sized, placement, render.render(sized, placement), warnings)
     return ResourcePlan(job, Manifest(_write_resource(job)), code, objects, before, folder)
 
 
@@ -237,6 +243,7 @@ def send_resource(
     check_pod_admission(cluster, plan.objects, ())
     if dry_run:
         return
+    upload_code(plan.job, plan.folder)
     created: list[ApplyResult] = []
     try:
         for manifest in plan.manifests:

@@ -100,6 +100,8 @@ def _checks(
             )
             yield field, iter([problem])
         return
+    if spec.code is not None and spec.code.url is not None:
+        return  # what is there is known when it is fetched
     if spec.code is not None and spec.code.path is not None:
         folder = resolve_path(base, spec.code.path)
         field = _Field(tree, ("spec", "code"))

@@ -17,11 +17,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from kdist.errors import KdistError, Problem, UsageError
 from kdist.load import resolve_path
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 
+T = TypeVar("T")
+
 # Later ones have the last word, so that `!name` in .kdistignore sends what git ignores.
 IGNORE_FILES: Final = (".gitignore", ".kdistignore")
-# A ConfigMap has at most 1 MiB; a folder far beyond that is refused before all of it is read.
-MAX_BYTES: Final = 64 * 1024 * 1024
+# Larger ones are data: each node would fetch them before its agent starts.
+MAX_BYTES: Final = 1024 * 1024 * 1024
 MAX_ENTRIES: Final = 20_000
 _EXCLUDED: Final = frozenset({"__pycache__", "node_modules"})
 _MAX_RULES: Final = 1024 * 1024
@@ -73,6 +75,8 @@ class CodeFolder:
         files: what is sent, by name.
         left_out: what is not sent.
         refused: why nothing can be sent; empty if all is well.
+        url: where in a bucket it is sent; empty for a ConfigMap.
+        sums: what the file SHA256SUMS there has.
     """
 
     shown: str
@@ -80,10 +84,17 @@ class CodeFolder:
     files: list[SentFile] = field(default_factory=list)
     left_out: list[Omission] = field(default_factory=list)
     refused: list[Omission] = field(default_factory=list)
+    url: str = ""
+    sums: str = ""
 
-    def read(self) -> dict[str, bytes]:
-        """The content of the files, by name. Raises `KdistError` if one must not or cannot be
-        sent.
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(each.size for each in self.files)
+
+    def read(self, convert: Callable[[Path], T]) -> dict[str, T]:
+        """What `convert` makes of each file, by name. Raises `KdistError` if one must not or cannot
+        be sent.
         """
         if self.refused:
             raise KdistError(
@@ -91,7 +102,7 @@ class CodeFolder:
                 hint=HINT,
             )
         try:
-            return {each.name: each.path.read_bytes() for each in self.files}
+            return {each.name: convert(each.path) for each in self.files}
         except OSError as error:
             raise UsageError(
                 f"spec.code: cannot read {error.filename}: {error.strerror}",
@@ -100,10 +111,10 @@ class CodeFolder:
 
     def describe(self, *, all_names: bool = False) -> str:
         """Count, bytes and first names of what is sent, then what is left out."""
-        total = sum(each.size for each in self.files)
         names = _listed([each.name for each in self.files], all_names=all_names)
         count = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
-        text = f"spec.code sends {count}, {total} bytes, of {self.shown}{names and f': {names}'}"
+        of = f"of {self.shown}{self.url and f' to {self.url}'}"
+        text = f"spec.code sends {count}, {self.size} bytes, {of}{names and f': {names}'}"
         left = [f"{name} ({reason})" for name, reason in self.left_out]
         return f"{text}; left out: {_listed(left, all_names=all_names)}" if left else text
 
@@ -212,7 +223,7 @@ class _Walk:
         if self._bytes > MAX_BYTES:
             raise KdistError(
                 f"spec.code: {self._found.root} has more than {MAX_BYTES // 2**20} MiB",
-                hint="put data and weights on a claim (spec.data), large code into the image",
+                hint="put data and weights on a claim or at a URL (spec.data)",
             )
         self._found.files.append(SentFile(name, path, size))
 

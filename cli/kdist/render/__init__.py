@@ -18,7 +18,9 @@ from kdist.backends import Placement
 from kdist.errors import KdistError
 from kdist.manifest import Manifest
 from kdist.render.context import (
+    LIMIT,
     check,
+    check_size,
     collect,
     digest_version,
     name_exchange_secret,
@@ -26,6 +28,7 @@ from kdist.render.context import (
     read_pod,
 )
 from kdist.render.overlay import OVERLAY, violations
+from kdist.render.packages import describe_install, list_packages
 from kdist.render.pod_rules import PodTemplateError
 from kdist.render.templates import Fragment, read_template, render_template
 from kdist.spec import TrainingJob
@@ -34,9 +37,12 @@ from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
 
 __all__ = [
+    "LIMIT",
     "Placement",
+    "check_size",
     "find_pod_problems",
     "find_pods",
+    "list_packages",
     "name_exchange_secret",
     "pack",
     "read_job",
@@ -79,7 +85,7 @@ def _collect_for_pod(job: TrainingJob, placement: Placement) -> dict[str, Any]:
     """The values for the templates, but the pod template and what contains it."""
     values = collect(job, placement)
     code = pack(placement.code) if placement.code is not None else None
-    values["code"] = code
+    values["code"], values["install"] = code, describe_install(job)
     if code is not None:  # where the commands find it again, whatever the workload mounts
         where = {"name": f"{job.metadata.name}-code-{code['digest']}", "items": code["items"]}
         values["code_json"] = encode_json(stamp("code.json", where), ensure_ascii=False) + "\n"

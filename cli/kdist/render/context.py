@@ -21,7 +21,7 @@ from kdist.render.overlay import merge_overlay
 from kdist.render.storage import find_access, follow_training, list_fetches, list_variables
 from kdist.render.templates import TracedValue, read_template, trace_value
 from kdist.spec import INIT_MOUNT, Exit, TrainingJob, list_sources
-from kdist.status import FETCHER
+from kdist.status import FETCHER, PACKAGES
 from kdist_trainer.formats import METRICS_PORT
 from kdist_trainer.formats.json_text import encode_json
 
@@ -69,7 +69,7 @@ def pack(files: Mapping[str, bytes]) -> dict[str, Any]:
 
     Raises `KdistError` with the largest files if they do not fit into a ConfigMap.
     """
-    _check_size(files)
+    check_size({name: len(content) for name, content in files.items()})
     data: dict[str, str] = {}
     binary: dict[str, str] = {}
     items = []
@@ -85,21 +85,23 @@ def pack(files: Mapping[str, bytes]) -> dict[str, Any]:
     return {"digest": whole.hexdigest()[:10], "data": data, "binary": binary, "items": items}
 
 
-def _check_size(files: Mapping[str, bytes]) -> None:
-    total = sum(map(len, files.values()))
+def check_size(sizes: Mapping[str, int]) -> None:
+    """Raise `KdistError` with the largest of these files if a ConfigMap cannot hold them."""
+    total = sum(sizes.values())
     if total > LIMIT:
-        largest = sorted(files, key=lambda path: (-len(files[path]), path))[:_LARGEST_SHOWN]
-        named = ", ".join(f"{path} ({len(files[path]) / 1024:.0f} KiB)" for path in largest)
+        largest = sorted(sizes, key=lambda path: (-sizes[path], path))[:_LARGEST_SHOWN]
+        named = ", ".join(f"{path} ({sizes[path] / 1024:.0f} KiB)" for path in largest)
         raise KdistError(
             f"spec.code has {total / 1024:.0f} KiB, but a ConfigMap has at most "
             f"{LIMIT // 1024} KiB: {named}",
-            hint="put data and weights on a claim (spec.data), large code into the image",
+            hint="with checkpoints in a bucket (spec.checkpoints.url) code of any size goes there; "
+            "else put data and weights on a claim (spec.data), large code into the image",
         )
 
 
 RENDEZVOUS_PORT: Final = 29_400
 _NOT_IN_PODS: Final = (
-    *("backend", "code", "nodes", "queue", "replicas", "restartedAt", "suspend"),
+    *("backend", "code", "install", "nodes", "queue", "replicas", "restartedAt", "suspend"),
     "ttlSecondsAfterFinished",
 )
 """Fields of the job that do not change its pods, or not only by their own value."""
@@ -133,7 +135,8 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         limit += job.spec.rendezvous_timeout_seconds + job.spec.termination_grace_period_seconds
     limits = {"restart": job.restart_limit, "backoff": pods, "job_backoff": 100 * pods}
     return values | {
-        "fetchers": [f"{FETCHER}{source.name}" for source in list_sources(job.spec)],
+        "fetchers": [PACKAGES] * (job.spec.install is not None)
+        + [f"{FETCHER}{source.name}" for source in list_sources(job.spec)],
         "train_json": trace_value(_write(settings), "spec"),
         "train_digest": sha256(_write(settings).encode()).hexdigest()[:10],
         "nodes_json": trace_value(_write(nodes), "spec.nodes"),
@@ -184,13 +187,20 @@ def digest_version(job: TrainingJob, code: str) -> str:
     """Digest of everything that the job's pods run, including the digest of their code or the name
     of the ConfigMap that has it; independent of the number of nodes.
     """
-    if job.spec.code is not None and job.spec.code.config_map is not None:
+    if job.spec.code is not None and job.spec.code.url is not None:
+        code = encode_json(job.spec.code.model_dump(mode="json"))
+    elif job.spec.code is not None and job.spec.code.config_map is not None:
         items = [[each.key, each.path] for each in job.spec.code.items]
         code = encode_json([job.spec.code.config_map, items]) if items else job.spec.code.config_map
     spec = job.model_dump(mode="json", by_alias=True)["spec"]
     settings = {name: value for name, value in spec.items() if name not in _NOT_IN_PODS}
     if spec["checkpoints"] is not None:
         del spec["checkpoints"]["reclaimPolicy"]
+    for data in spec["data"]:
+        if data["access"] == "ReadOnly":  # as earlier versions have it, without a field
+            del data["access"]
+    if job.spec.install is not None:  # which earlier versions do not have
+        settings["install"] = spec["install"]
     return sha256(_write({**settings, "code": code}).encode()).hexdigest()[:10]
 
 
@@ -270,6 +280,12 @@ def check(job: TrainingJob, placement: Placement) -> None:
 
 # The image's root is read-only, and output should appear at once; a job may override these.
 _DEFAULT_VARIABLES: Final = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}  # noqa: S108 - an emptyDir of the pod
+# What the trainer's own image sets, and where the packages are.
+_INSTALL_VARIABLES: Final = {
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONPATH": "/packages/site",
+    "USER": "kdist",
+}
 
 
 def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,6 +306,7 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
                 "claim": None if data.claim is None else TracedValue(data.claim, "spec.data"),
                 "path": TracedValue(data.mount_path, "spec.data"),
                 "argument": literal(data.mount_path),
+                "read_only": data.access == "ReadOnly" or TracedValue(False, "spec.data"),
             }
             for index, data in enumerate(job.spec.data)
         ],
@@ -300,7 +317,9 @@ def read_pod(job: TrainingJob, values: Mapping[str, Any]) -> dict[str, Any]:
         "variables": list(_variables(job)),
         "default_variables": [
             {"name": name, "value": value}
-            for name, value in _DEFAULT_VARIABLES.items()
+            for name, value in (
+                _DEFAULT_VARIABLES | (_INSTALL_VARIABLES if job.spec.install is not None else {})
+            ).items()
             if name not in {variable.name for variable in job.spec.env}
         ],
         "pull_policy": _pull_policy(job.spec.image or ""),

@@ -93,6 +93,8 @@ def _list_servers(job: TrainingJob) -> Iterator[tuple[str, str | None, bool]]:
         field = "spec.checkpoints." + ("url" if checkpoints.endpoint is None else "endpoint")
         identity = checkpoints.scheme == "s3" and checkpoints.secret is None
         yield field, checkpoints.endpoint, identity
+    if job.spec.install is not None and job.spec.install.index is not None:
+        yield "spec.install.index", job.spec.install.index, False
     for source in list_sources(job.spec):
         field = f"{source.field}." + ("url" if source.endpoint is None else "endpoint")
         yield field, source.server, source.scheme == "s3" and source.secret is None
@@ -100,6 +102,13 @@ def _list_servers(job: TrainingJob) -> Iterator[tuple[str, str | None, bool]]:
 
 _SHARED: Final = ("cpu", "memory", "ephemeral-storage")  # a fetch needs no GPU
 _MEBI: Final = 1024 * 1024
+
+
+def fit(size: str) -> str:
+    """Room for so many bytes, and a sixteenth for what files take up beyond them: the kubelet
+    evicts a pod that exceeds it, which would then fetch everything again.
+    """
+    return f"{-(-count_bytes(size) * 17 // (16 * _MEBI))}Mi"
 
 
 def list_fetches(
@@ -123,12 +132,7 @@ def list_fetches(
             "variables": list(list_credentials(source.scheme, source.secret, source.field))
             if source.secret is not None
             else [],
-            # what is fetched, and a sixteenth for what files take up beyond their bytes: the
-            # kubelet evicts a pod that exceeds it, which would then fetch everything again
-            "size": TracedValue(
-                storage(f"{-(-count_bytes(source.size) * 17 // (16 * _MEBI))}Mi"),
-                f"{source.field}.size",
-            ),
+            "size": TracedValue(storage(fit(source.size)), f"{source.field}.size"),
         }
         for source in list_sources(job.spec)
     ]

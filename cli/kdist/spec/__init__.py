@@ -18,10 +18,11 @@ from kdist.spec.models import (
     CodeSource,
     Data,
     EnvVar,
+    Install,
     Resources,
     port_of,
 )
-from kdist.spec.sources import INIT_MOUNT, FetchSource, list_sources
+from kdist.spec.sources import CODE_MOUNT, INIT_MOUNT, FetchSource, list_sources
 from kdist.spec.training_job import (
     API_VERSION,
     KIND,
@@ -48,6 +49,7 @@ __all__ = [
     "API_VERSION",
     "CHECKPOINTS_ENDPOINT",
     "CHECKPOINTS_REGION",
+    "CODE_MOUNT",
     "CREDENTIAL_VARIABLES",
     "INIT_MOUNT",
     "KIND",
@@ -59,6 +61,7 @@ __all__ = [
     "EnvVar",
     "Exit",
     "FetchSource",
+    "Install",
     "Metadata",
     "Nodes",
     "Resources",

@@ -31,6 +31,7 @@ from kdist_trainer.config.base import (
     OBJECT_NAME,
     RULE,
     Argument,
+    Bytes,
     CheckedModel,
     Violation,
 )
@@ -126,10 +127,10 @@ def check_url(url: str) -> Iterator[Violation]:
         yield Violation(problem, "url", ("url",))
 
 
-def check_endpoint(endpoint: str) -> Iterator[Violation]:
+def check_endpoint(endpoint: str, field: str = "endpoint") -> Iterator[Violation]:
     """Check the address of a server."""
     if problem := find_server_problem(endpoint):
-        yield Violation(problem, "endpoint", ("endpoint",))
+        yield Violation(problem, field, (field,))
 
 
 _JOB_NAME: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -143,6 +144,12 @@ _CPU: Final = r"^([1-9][0-9]*m|[1-9][0-9]*(\.[0-9]+)?|0\.0*[1-9][0-9]*)$"
 _MOUNT_PATH: Final = r"^/[^\x00:]*[^\x00:/]$"
 _RELATIVE_PATH: Final = r"^[^/\x00-\x1f\x7f]+(/[^/\x00-\x1f\x7f]+)*$"
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f]+$"
+_PACKAGE: Final = (
+    r"^[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?(\[[-A-Za-z0-9._, ]+\])?"
+    r"( *[<>=!~]=?=?[A-Za-z0-9.*+!_<>=~, ]+)?( *;[A-Za-z0-9_.<>=!~'\"(), ]+)?"
+)
+_REQUIREMENT: Final = f"{_PACKAGE}$"
+_LOCKED: Final = f"{_PACKAGE}( --hash=sha256:[0-9a-f]{{64}})+$"
 _TIME: Final = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)$"
 
 PATTERN_MESSAGES: Final[dict[str, str]] = {
@@ -176,6 +183,8 @@ PATTERN_MESSAGES: Final[dict[str, str]] = {
     URL: "must be a URL without spaces such as `s3://BUCKET/PREFIX`",
     SERVER_URL: "must be a URL such as `https://minio.example.com:9000`",
     DIGEST: "must be 64 hexadecimal digits in lower case, as `sha256sum` prints them",
+    _REQUIREMENT: "must be a package as pip names it, such as `einops>=0.8`, without a URL",
+    _LOCKED: "must be a package with its digests, as `NAME==VERSION --hash=sha256:DIGEST`",
     _TIME: "must be a time such as `2026-05-01T12:00:00Z`",
 }
 
@@ -254,13 +263,14 @@ class CodeFile(ConfigModel):
     path: FilePath = Field(description="Path of the file in the code folder, such as `data/a.py`.")
 
 
-class CodeSource(CheckedModel):
-    """The job's own modules or script: a folder next to the job file, or a ConfigMap."""
+class CodeSource(UrlSource):
+    """The job's own modules or script: a folder next to the job file, a ConfigMap, or a URL."""
 
     path: FolderPath | None = Field(
         None,
         description=(
-            "Path of a folder, relative to the job file; `kdist` sends its files, `kubectl` cannot."
+            "Path of a folder, relative to the job file; `kdist` sends its files, `kubectl` "
+            "cannot: up to 1 MiB in a ConfigMap, more to the bucket of checkpoints.url."
         ),
     )
     config_map: ObjectName | None = Field(
@@ -280,8 +290,9 @@ class CodeSource(CheckedModel):
     )
 
     def _violations(self) -> Iterator[Violation]:
-        if (self.path is None) == (self.config_map is None):
-            raise ValueError("needs exactly one of path and configMap")
+        if [self.path, self.config_map, self.url].count(None) != 2:
+            raise ValueError("needs exactly one of path, configMap and url")
+        yield from super()._violations()
         if self.items and self.config_map is None:
             yield Violation("applies to a ConfigMap: it needs configMap", "items", ("items",))
         for index, each in enumerate(self.items):
@@ -426,6 +437,56 @@ class EnvVar(CheckedModel):
         yield from check_variable(self.name)
 
 
+Requirement = Annotated[str, Field(max_length=512, pattern=_REQUIREMENT)]
+LockedPackage = Annotated[str, Field(max_length=65_536, pattern=_LOCKED)]
+
+
+class Wheels(ConfigModel):
+    """A folder with wheels."""
+
+    claim: ObjectName = Field(description="PersistentVolumeClaim with the wheels.")
+    path: FilePath | None = Field(
+        None, description="Path of their folder in it; its root unless given."
+    )
+
+
+class Install(CheckedModel):
+    """What the pods install before they start, into an image with Python and torch."""
+
+    packages: list[Requirement] = Field(
+        [],
+        max_length=256,
+        description="Packages as pip names them, such as einops>=0.8; the trainer comes by itself.",
+    )
+    index: ServerUrl | None = Field(
+        None,
+        description=(
+            "Package index such as https://pypi.example.com/simple; unless given, that of pip's "
+            "settings in the image or of PIP_INDEX_URL in env, else PyPI."
+        ),
+    )
+    wheels: Wheels | None = Field(
+        None, description="Folder with wheels, from which alone is installed unless index is given."
+    )
+    size: Bytes | None = Field(
+        None, description="Most bytes that all packages take on a node; 10Gi unless given."
+    )
+    lock: list[LockedPackage] = Field(
+        [],
+        max_length=1024,
+        description=(
+            "Versions and digests of all packages, which `kdist apply` writes where it reaches the "
+            "index; no others are installed then."
+        ),
+    )
+
+    def _violations(self) -> Iterator[Violation]:
+        if self.index is not None:
+            yield from check_endpoint(self.index, "index")
+        if self.wheels is not None and ".." in (self.wheels.path or "").split("/"):
+            yield Violation("must not contain `..`", "wheels.path", ("wheels.path",))
+
+
 class Toleration(CheckedModel):
     """A node taint that the pods tolerate, as in a pod's `tolerations`."""
 
@@ -466,11 +527,16 @@ class Data(UrlSource):
         None, description="Path of the same data on this machine, for `kdist run`."
     )
     mount_path: MountPath = Field(description="Path at which the data is mounted on a cluster.")
+    access: Literal["ReadOnly", "ReadWrite"] = Field(
+        "ReadOnly", description="Whether the ranks may write to the claim: ReadOnly or ReadWrite."
+    )
 
     def _violations(self) -> Iterator[Violation]:
         if self.claim is None and self.path is None and self.url is None:
             yield Violation(NO_SOURCE, "", ("claim", "url", "path"))
         if self.claim is not None and self.url is not None:
             yield Violation(TWO_SOURCES, "url", ("claim", "url"))
+        if self.access == "ReadWrite" and self.claim is None:
+            yield Violation("is for a claim", "access", ("claim", "access"))
         yield from check_mount(self.mount_path)
         yield from super()._violations()

@@ -1,5 +1,5 @@
-"""What a job fetches before its agents start: the data sets and the pretrained weights that its
-file names by URL.
+"""What a job fetches before its agents start: the data sets, the pretrained weights and the code
+that its file names by URL.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ MOST_SOURCES: Final = 16
 """A Job has at most 20 rules for exit codes, of which kdist needs one for each source."""
 INIT_MOUNT: Final = "/run/kdist-init"
 """Where the pods find the weights of `train.init.url`."""
+CODE_MOUNT: Final = "/code"
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class FetchSource:
     """One thing to fetch.
 
     Attributes:
-        name: `data-0` for `spec.data[0]`, `init` for `spec.train.init`; of its volume, too.
+        name: `data-0` for `spec.data[0]`, `init` for `spec.train.init`, `code`; of its volume, too.
         field: the field of job.yaml, such as `spec.data[0]`.
         url: where it is.
         endpoint: address of the server; None for that of the URL or of the cloud.
@@ -95,6 +96,8 @@ def list_sources(spec: Spec) -> list[FetchSource]:
     init = None if spec.train is None else spec.train.init
     if init is not None and init.url is not None:
         found.append(_read(init, "init", "spec.train.init", mount=INIT_MOUNT, is_weights=True))
+    if spec.code is not None and spec.code.url is not None:
+        found.append(_read(spec.code, "code", "spec.code", mount=CODE_MOUNT))
     return found
 
 

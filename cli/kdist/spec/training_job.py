@@ -19,6 +19,7 @@ from kdist.spec.models import (
     EnvVar,
     FolderPath,
     ImageReference,
+    Install,
     JobName,
     Label,
     LabelKey,
@@ -103,6 +104,13 @@ class Spec(CheckedModel):
     image: ImageReference | None = Field(
         None, description="Container image of the pods; not used by `kdist run`."
     )
+    install: Install | None = Field(
+        None,
+        description=(
+            "Makes the pods install the trainer and packages, {packages: [NAME, …]}, before they "
+            "start, so that any image with Python and torch will do; not used by `kdist run`."
+        ),
+    )
     nodes: Annotated[
         Nodes, BeforeValidator(_nodes_from_number, json_schema_input_type=NodeCount | Nodes)
     ] = Field(
@@ -143,8 +151,8 @@ class Spec(CheckedModel):
     ) = Field(
         None,
         description=(
-            "Folder with your modules or script, relative to the job file, or {configMap: NAME} on "
-            "the cluster; defaults to what the image contains."
+            "Folder with your modules or script, relative to the job file, {configMap: NAME} on "
+            "the cluster, or {url: URL}; defaults to what the image contains."
         ),
     )
     data: list[Data] = Field([], max_length=64, description="Data sets that every rank can read.")

@@ -175,6 +175,16 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _own_mounts(spec)
     yield from _pod_keys(spec)
     yield from _workload(spec)
+    yield from _import_path(spec)
+
+
+def _import_path(spec: Spec) -> Iterator[Violation]:
+    """What pods install is found by a variable that a job may set otherwise."""
+    for index, variable in enumerate(spec.env):
+        if spec.install is not None and variable.name == "PYTHONPATH":
+            field = f"env.{index}.name"
+            message = "`PYTHONPATH` is set by kdist where install is given: put modules into code"
+            yield Violation(message, field, (field, "install"))
 
 
 # In every namespace there is such a service account, and in `default` the API server's Service.

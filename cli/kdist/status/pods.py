@@ -221,6 +221,8 @@ FETCHER: Final = "fetch-"
 """Beginning of the names of init containers that fetch; then follows that of the volume."""
 WEIGHTS: Final = f"{FETCHER}init"
 """The init container that fetches weights."""
+PACKAGES: Final = f"{FETCHER}packages"
+"""The init container that installs packages, the first one."""
 
 
 @dataclass(frozen=True)
@@ -304,6 +306,8 @@ class InitContainer:
     @property
     def subject(self) -> str:
         """What it fetches, in words."""
+        if self.name == PACKAGES:
+            return "packages"
         return f"{'weights' if self.name == WEIGHTS else 'data'} from {self.url or self.field}"
 
     @property

@@ -32,7 +32,7 @@ def sent(found: CodeFolder) -> list[str]:
 def test_files_are_named_by_their_path_and_hidden_ones_stay(tmp_path: Path) -> None:
     hidden = (".git/config", "__pycache__/train.pyc", ".env", "node_modules/a.js")
     found = make(tmp_path, "train.py", "model/net.py", *hidden)
-    assert found.read() == {"train.py": b"train.py", "model/net.py": b"model/net.py"}
+    assert found.read(Path.read_bytes) == {"train.py": b"train.py", "model/net.py": b"model/net.py"}
     assert found.left_out == [(".env", "hidden")]
 
 
@@ -42,7 +42,7 @@ def test_links_inside_the_folder_are_followed(tmp_path: Path) -> None:
     (tmp_path / "src" / "other").symlink_to("model")
     (tmp_path / "src" / "absolute.py").symlink_to(tmp_path / "src" / "train.py")
     found = make(tmp_path)
-    assert found.read() == {
+    assert found.read(Path.read_bytes) == {
         "absolute.py": b"train.py",
         "in.py": b"train.py",
         "model/net.py": b"model/net.py",
@@ -68,10 +68,10 @@ def test_a_link_out_of_the_folder_is_refused_by_name(target: str, tmp_path: Path
     found = make(tmp_path)
     assert sent(found) == ["a/b.py", "train.py"]
     with pytest.raises(KdistError, match=r"spec\.code: out is a link out of the folder") as raised:
-        found.read()
+        found.read(Path.read_bytes)
     assert "list the name in .kdistignore" in raised.value.hint
     (tmp_path / "src" / ".kdistignore").write_text("out\n")
-    assert make(tmp_path).read().keys() == {"a/b.py", "train.py"}
+    assert make(tmp_path).read(Path.read_bytes).keys() == {"a/b.py", "train.py"}
 
 
 def test_a_link_to_what_is_left_out_is_left_out(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_defaults_are_explicit_in_the_document(smallest: TrainingJob) -> None:
     } == {
         "backend": "auto",
         "image": None,
+        "install": None,
         "nodes": {"min": 1, "max": 1},
         "replicas": None,
         "suspend": False,
@@ -367,7 +368,7 @@ def test_betas_are_two_numbers(betas: str, valid: bool) -> None:
         ("  restartedAt: now", "must be a time such as `2026-05-01T12:00:00Z`"),
         ("  restartedAt: '2026-02-31T12:00:00Z'", "must be a time: day is out of range for month"),
         ("  code: {configmap: mine}", "did you mean `configMap`"),
-        ("  code: {path: src, configMap: mine}", "needs exactly one of path and configMap"),
+        ("  code: {path: src, configMap: mine}", "one of path, configMap and url"),
         ("  checkpoints: {claim: mine, reclaimPolicy: Delete}", "it needs size"),
     ],
 )

@@ -47,6 +47,22 @@ image() { # image [TAG]
   docker image prune -f >/dev/null
 }
 
+stock() { # stock [IMAGE]: an image as PyTorch's own one is laid out, Python and torch, root's and without kdist; prints its name
+  local image=${1:-$IMAGE} node
+  DOCKER_BUILDKIT=0 docker build -q -t "$image-stock" - >/dev/null <<EOF
+FROM $image AS trainer
+FROM $PYTHON_BASE
+COPY --from=trainer /opt/kdist /opt/conda
+RUN rm -rf /opt/conda/trainer /opt/conda/lib/python3*/site-packages/kdist-trainer.pth && cd /opt/conda/bin \
+ && sed -i 's#/opt/kdist#/opt/conda#' \$(grep -rIl '^#!/opt/kdist' .) ../pyvenv.cfg \
+ && ./python -m pip uninstall -qy msgspec pydantic pydantic-core prometheus-client regex xxhash obstore safetensors tensorboard
+ENV PATH=/opt/conda/bin:\$PATH
+EOF
+  push "$image-stock"
+  for node in $(nodes | grep -v control-plane); do docker exec "$node" crictl pull "$image-stock" >/dev/null; done
+  echo "$image-stock"
+}
+
 compiler() { # compiler [IMAGE]: the trainer's image with a C++ compiler, which torch.compile needs; prints its name
   local image=${1:-$IMAGE} tools=localhost/compiler:bookworm root node
   if ! have_image "$tools"; then

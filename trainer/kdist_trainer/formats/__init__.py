@@ -54,6 +54,14 @@ MOST_SECONDS_LEFT: Final = 2**31 - 1
 """What a field of 32 bits can say, as that of a TrainJob."""
 METRICS_PORT: Final = 9401
 """Port on which an agent serves its metrics and its status, unless it is started with another."""
+REQUIREMENTS: Final[Mapping[str, str]] = {
+    "msgspec": "msgspec>=0.20",
+    "prometheus_client": "prometheus-client>=0.21",
+    "pydantic": "pydantic>=2.12",
+    "regex": "regex>=2024.4.28",
+    "xxhash": "xxhash>=3.5",
+}
+"""What agents and ranks import besides torch and numpy, and the packages that have it."""
 RUN: Final = "kdist.dev/run"
 """Annotation of a job that names its run where `kdist render` makes the objects: another value
 begins another run.

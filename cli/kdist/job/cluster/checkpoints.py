@@ -30,7 +30,7 @@ from kdist.manifest import MANAGED_BY, OWNER, Manifest, mark
 from kdist.render import find_pods
 from kdist.spec.validators import CHECKPOINTS_MOUNT
 from kdist.status.documents import at, items, parse, text
-from kdist.status.pods import CONFIG_FAILURES, PULL_FAILURES
+from kdist.status.pods import CONFIG_FAILURES, PACKAGES, PULL_FAILURES
 
 _HELPER_LABEL = "kdist.dev/viewer"
 RIGHTS = (*rbac.on_pods("get create delete"), *rbac.on_pods("get", part="log"))
@@ -232,6 +232,16 @@ def build_helper_pod(
         variables = items(trainer, "env")
         container["env"] += [one for one in variables if _STORE_VARIABLES.match(text(one, "name"))]
         spec["serviceAccountName"] = pod.get("serviceAccountName")
+    installs = [one for one in items(pod, "initContainers") if one.get("name") == PACKAGES]
+    if installs:  # the image has no trainer
+        named = {one.get("name") for one in [*items(installs[0], "volumeMounts"), *volumes]}
+        volumes = [one for one in items(pod, "volumes") if one.get("name") in named]
+        mounts += [
+            one for one in items(trainer, "volumeMounts") if one.get("mountPath") == "/packages"
+        ]
+        variables = items(trainer, "env")
+        container["env"] += [one for one in variables if one.get("name") == "PYTHONPATH"]
+        spec["initContainers"] = installs
     # a volume may be mounted by its cloud identity
     if (account := pod.get("serviceAccountName")) not in (None, target.name):
         spec["serviceAccountName"] = account

@@ -31,7 +31,7 @@ from kdist.job.local.run_dir import CheckpointLocation, RunFolder
 from kdist.job.local.supervisor import AgentCommand
 from kdist.load import resolve_path
 from kdist.load.commit import find_commit
-from kdist.spec import TrainingJob
+from kdist.spec import CODE_MOUNT, TrainingJob
 from kdist.status import documents
 from kdist.units import count
 from kdist_trainer.formats import COMMIT, LOG_FILE, SCRATCH
@@ -70,6 +70,7 @@ def plan_agents(
     base: Path,
     environment: Mapping[str, str],
     devices: Sequence[str] | None,
+    python: str = sys.executable,
 ) -> list[AgentCommand]:
     """One command for each node of the job.
 
@@ -81,6 +82,7 @@ def plan_agents(
             values of the job's secrets.
         devices: GPUs that may be used, divided among the nodes; None leaves the choice to each
             agent.
+        python: what runs them.
 
     Raises:
         UsageError: data, code or secrets are missing on this machine; it names all of them.
@@ -103,7 +105,7 @@ def plan_agents(
     for index in range(count):
         node = f"node-{index}"
         scratch = str(folder.node(node))
-        argv = [sys.executable, "-m", "kdist_trainer", "--config", str(folder.root / "train.json")]
+        argv = [python, "-m", "kdist_trainer", "--config", str(folder.root / "train.json")]
         argv += ["--run-id", folder.run_id, "--node", node, "--scratch", scratch]
         argv += ["--rendezvous", f"file:{folder.store}", "--port", "0"]
         argv += ["--parent-pipe", str(folder.parent_pipe), *shared]
@@ -145,6 +147,9 @@ def list_devices(environment: Mapping[str, str]) -> list[str]:
 def _code(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
     if job.spec.code is None:
         return []
+    if job.spec.code.url is not None:
+        (source,) = (each for each in list_fetches(job) if each.mount == CODE_MOUNT)
+        return ["--code", str(folder_of(source) / "files")]
     if job.spec.code.path is None:
         problems.append(f"spec.code: ConfigMap {job.spec.code.config_map} is on a cluster")
         return []

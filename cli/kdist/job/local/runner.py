@@ -16,6 +16,7 @@ from kdist.events import Entry, EventFilter, LogTail, with_time
 from kdist.job.local.agents import StatusPoller, read_port
 from kdist.job.local.end_report import RunEnded, make_report, read_saved_step, write_report
 from kdist.job.local.fetching import FetchCommand, Fetches, plan_fetches
+from kdist.job.local.interpreter import OWN, Interpreter
 from kdist.job.local.launch import (
     LauncherLink,
     checkpoint_folder,
@@ -224,6 +225,7 @@ def run_job(
     command: Sequence[str] = (),
     launcher: LauncherLink | None = None,
     warnings: Sequence[str] = (),
+    python: Interpreter = OWN,
 ) -> RunEnded:
     """Run the job until it is done, has failed or was stopped.
 
@@ -238,6 +240,7 @@ def run_job(
         command: the arguments after `kdist` that continue this run.
         launcher: the process that waits until a detached run has begun; None for any other run.
         warnings: what the end report says besides its results.
+        python: what runs agents and ranks.
 
     Raises:
         KdistError: the job cannot be started.
@@ -264,9 +267,14 @@ def run_job(
                 already=True,
             )
         devices = list_devices(os.environ)
-        environment = dict(os.environ) if lines_only else {**os.environ, LIVE_VIEW: "1"}
+        environment = {**os.environ, **python.variables(folder.root, os.environ)}
         commands = plan_agents(
-            job, folder, base=base, environment=environment, devices=devices or None
+            job,
+            folder,
+            base=base,
+            environment=environment if lines_only else {**environment, LIVE_VIEW: "1"},
+            devices=devices or None,
+            python=python.path,
         )
         folder.begin(train_json, command=command)
         if launcher is not None:

@@ -1,0 +1,101 @@
+"""What pods install before they start, for `spec.install`: the trainer of this version as an
+archive, and the packages that pip adds to the image.
+
+The archive is in a ConfigMap of the job, so that no index needs to have the trainer, and it is
+always of the version that has rendered the pods.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from base64 import b64encode
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from kdist.errors import KdistError
+from kdist.render.storage import fit
+from kdist.spec import TrainingJob, list_sources
+from kdist_trainer.formats import REQUIREMENTS
+
+ARCHIVE: Final = "trainer.zip"
+LISTED: Final = "requirements.txt"
+_FOLDER: Final = "/etc/kdist-install"
+_WHEELS: Final = "/wheels"
+_BUCKETS: Final = "obstore>=0.12"
+_HUB: Final = "huggingface-hub>=1.0"
+_SAFETENSORS: Final = "safetensors>=0.5"
+_DEFAULT_SIZE: Final = "10Gi"
+_LIMIT: Final = 1024 * 1024  # of a ConfigMap
+_YEAR: Final = (1980, 1, 1, 0, 0, 0)  # the same bytes whenever it is made
+
+
+def list_packages(job: TrainingJob) -> list[str]:
+    """The packages that the pods need besides torch and numpy: what the trainer imports for this
+    job, and what the job names.
+    """
+    schemes = {source.scheme for source in list_sources(job.spec)}
+    if job.spec.checkpoints is not None:
+        schemes.add(job.spec.checkpoints.scheme)
+    found = [*REQUIREMENTS.values(), _SAFETENSORS]
+    found += [_BUCKETS] if schemes & {"s3", "gs", "az"} else []
+    found += [_HUB] if "hf" in schemes else []
+    return [*found, *(job.spec.install.packages if job.spec.install is not None else ())]
+
+
+def describe_install(job: TrainingJob) -> dict[str, Any] | None:
+    """Values for templates; None for a job whose image has the trainer. Raises `KdistError` if they
+    do not fit into a ConfigMap.
+    """
+    install = job.spec.install
+    if install is None:
+        return None
+    archive = _pack()
+    listed = "\n".join(install.lock or list_packages(job)) + "\n"
+    if len(archive) + len(listed) > _LIMIT:
+        raise KdistError(
+            f"spec.install: the trainer and {len(listed) // 1024} KiB of digests do not fit into a "
+            f"ConfigMap, which has at most {_LIMIT // 1024} KiB: name fewer packages"
+        )
+    arguments = [
+        *("--folder=/packages", f"--archive={_FOLDER}/{ARCHIVE}"),
+        *(f"--requirements={_FOLDER}/{LISTED}", "--termination-message=/dev/termination-log"),
+    ]
+    arguments += ["--no-deps", "--require-hashes"] if install.lock else []
+    if install.index is not None:
+        arguments += [f"--index-url={install.index}"]
+        if install.index.startswith("http://"):  # which pip takes only from hosts that are named
+            arguments += [f"--trusted-host={urlsplit(install.index).netloc}"]
+    if install.wheels is not None:
+        arguments += [f"--find-links={_WHEELS}"]
+        arguments += ["--no-index"] if install.index is None else []
+    return {
+        "digest": sha256(archive + listed.encode()).hexdigest()[:10],
+        "archive": b64encode(archive).decode(),
+        "listed": listed,
+        "arguments": arguments,
+        "folder": _FOLDER,
+        "archive_path": f"{_FOLDER}/{ARCHIVE}",
+        "wheels": _WHEELS,
+        "size": fit(install.size or _DEFAULT_SIZE),
+    }
+
+
+@cache
+def _pack() -> bytes:
+    """The trainer of this installation."""
+    found = find_spec("kdist_trainer")
+    root = Path(str((found.submodule_search_locations or [""])[0])) if found is not None else Path()
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                name = f"{root.name}/{path.relative_to(root).as_posix()}"
+                archive.writestr(
+                    zipfile.ZipInfo(name, _YEAR), path.read_bytes(), zipfile.ZIP_DEFLATED, 9
+                )
+    return written.getvalue()

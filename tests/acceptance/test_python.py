@@ -21,19 +21,9 @@ def train(steps: int) -> None:
 
 
 def read(rank: int) -> Iterator[str]:
-    spec = kdist.Spec(
-        nodes=kdist.Nodes(min=1, max=2),
-        train=kdist.Training(workload="digits", steps=10),
-        resources=kdist.Resources(gpu=1),
-    )
-    job = kdist.TrainingJob(
-        api_version="kdist.dev/v1alpha1",
-        kind="TrainingJob",
-        metadata=kdist.Metadata(name="typed"),
-        spec=spec,
-    )
+    job: kdist.JobDefinition = kdist.load("job.yaml", "spec.procsPerNode=2")
     try:
-        run: kdist.JobHandle = kdist.load(job).set("spec.nodes=2").run(fresh=True)
+        run: kdist.JobHandle = job.set("spec.nodes=2").run(fresh=True)
     except kdist.KdistError as error:
         raise SystemExit(error.hint) from error
     status = run.wait("first-step", timeout=60.0)
@@ -47,6 +37,22 @@ def read(rank: int) -> Iterator[str]:
     kdist.train(train, nodes=2)
     yield from run.logs(rank, follow=True)
 """
+FIELDS = """\
+import kdist
+
+spec = kdist.Spec(
+    nodes=kdist.Nodes(min=1, max=2),
+    train=kdist.Training(workload="digits", steps=10),
+    resources=kdist.Resources(gpu=1),
+)
+job = kdist.TrainingJob(
+    api_version="kdist.dev/v1alpha1",
+    kind="TrainingJob",
+    metadata=kdist.Metadata(name="typed"),
+    spec=spec,
+)
+kdist.load(job).run()
+"""
 WRONG = """\
 import kdist
 
@@ -56,10 +62,12 @@ step: str = kdist.get("x").status().step
 """
 
 
-def mypy(program: str, installed: Path, home: Path) -> subprocess.CompletedProcess[str]:
+def mypy(
+    program: str, installed: Path, home: Path, *options: str
+) -> subprocess.CompletedProcess[str]:
     (home / "program.py").write_text(program)
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(home / "cache")]
-    command += ["--python-executable", str(installed / "python"), "program.py"]
+    command += ["--python-executable", str(installed / "python"), *options, "program.py"]
     return subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
 
 
@@ -69,3 +77,13 @@ def test_mypy_accepts_a_program_and_finds_its_mistakes(installed: Path, tmp_path
     bad = mypy(WRONG, installed, tmp_path)
     found = {line.split(":")[1] for line in bad.stdout.splitlines() if ": error:" in line}
     assert found == {"3", "4", "5"}, bad.stdout
+
+
+def test_mypy_checks_the_fields_of_a_job_with_pydantics_plugin(
+    installed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mypy.ini").write_text("[mypy]\nplugins = pydantic.mypy\n")
+    good = mypy(FIELDS, installed, tmp_path, "--config-file", "mypy.ini")
+    assert good.returncode == 0, good.stdout + good.stderr
+    bad = mypy(FIELDS.replace("steps", "step"), installed, tmp_path, "--config-file", "mypy.ini")
+    assert '"step" for "Training"' in bad.stdout

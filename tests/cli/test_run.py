@@ -37,6 +37,7 @@ def test_a_job_on_two_nodes_trains_to_its_end_and_reports(start: Start, tmp_path
     assert 0 < report["goodput"] <= 1
     assert 0 < report["metrics"]["accuracy"] <= 1
     assert report["loss"] == float.fromhex(read_ledger(folder, "steps")[-1]["loss"])
+    assert report.pop("error") is None
     assert json.loads((folder / "report.json").read_text()) == report
     lines = run.errors().splitlines()
     events = [

@@ -22,7 +22,13 @@ from typing import Any, BinaryIO, Final
 
 from kdist.errors import KdistError
 from kdist.units import number, seconds
-from kdist_trainer.formats import NewerFormatError, check_format
+from kdist_trainer.formats import (
+    EVENTS_FILE,
+    LEDGER,
+    STEPS_FILE,
+    NewerFormatError,
+    check_format,
+)
 from kdist_trainer.formats.machine_faults import list_machine_faults
 from kdist_trainer.formats.step_lines import StepLines
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
@@ -113,7 +119,7 @@ def read_ledger(checkpoints: Path) -> tuple[list[Record], list[Record]]:
     """
     events = read_events(checkpoints)
     try:
-        with (checkpoints / "ledger" / "steps.jsonl").open("rb", buffering=0) as file:
+        with (checkpoints / LEDGER / STEPS_FILE).open("rb", buffering=0) as file:
             lines = StepLines(events, nbytes=os.fstat(file.fileno()).st_size)
             while piece := file.read(_PIECE_BYTES):
                 lines.add(piece)
@@ -127,7 +133,7 @@ def read_ledger(checkpoints: Path) -> tuple[list[Record], list[Record]]:
 def read_events(checkpoints: Path) -> list[Record]:
     """The events alone, of a run with any number of steps."""
     try:
-        with (checkpoints / "ledger" / "events.jsonl").open("rb") as file:
+        with (checkpoints / LEDGER / EVENTS_FILE).open("rb") as file:
             return list(parse_lines(file))
     except OSError:
         return []
@@ -143,7 +149,7 @@ def parse_lines(file: BinaryIO) -> Iterator[Record]:
         except MalformedTextError:
             continue
         try:
-            check_format("events.jsonl", record)
+            check_format(EVENTS_FILE, record)
         except NewerFormatError as error:
             raise KdistError(f"the ledger cannot be read: {error}") from None
         yield record

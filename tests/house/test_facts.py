@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 
 import yaml
@@ -14,6 +15,8 @@ import yaml
 import kdist.__main__
 from kdist import backends
 from kdist.agents.metrics import _BUSY_PHASES
+from kdist.backends import Backend
+from kdist.cluster.streams import PodStreams
 from kdist.diagnose import RULES
 from kdist.diagnose.runtime import _REFUSED, find_nothing_wrong
 from kdist.drill.command import _FAULTS
@@ -26,7 +29,7 @@ from kdist.recovery.command import command as recover
 from kdist.render import find_pods
 from kdist.render.context import RENDEZVOUS_PORT
 from kdist.render.storage import _OPEN_PORTS
-from kdist.spec.validators import _OWN_FOLDERS, GPT_HEADS
+from kdist.spec.validators import _OWN_FOLDERS, GPT_HEADS, TRAINER
 from kdist.status import pods
 from kdist_controller.__main__ import PORT
 from kdist_controller.node_recovery import AVOIDANCE
@@ -126,6 +129,15 @@ def test_the_chart_avoids_nodes_as_the_controller_does_by_itself() -> None:
     values = yaml.safe_load((ROOT / "charts/kdist/values.yaml").read_text())
     hours = AVOIDANCE.seconds / 3600
     assert values["controller"]["avoidNodes"] == {"faults": AVOIDANCE.faults, "hours": hours}
+
+
+def test_the_container_of_the_ranks_is_found_whatever_the_workload_kind_calls_it() -> None:
+    names = {backends.get(name).container for name in backends.NAMES}
+    assert names <= set(pods._CONTAINERS)
+    assert Backend.container == TRAINER
+    reads = (PodStreams.logs, PodStreams.exec, PodStreams.run, PodStreams.session)
+    defaults = {signature(each).parameters["container"].default for each in reads}
+    assert defaults == {TRAINER}
 
 
 def test_rules_of_the_chart_find_what_the_command_line_finds() -> None:

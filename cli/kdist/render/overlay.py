@@ -19,10 +19,9 @@ from kdist.backends import Backend
 from kdist.errors import KdistError
 from kdist.render.pod_rules import check_pod
 from kdist.render.templates import TracedValue, trace_value, untrace
-from kdist.spec.validators import OWN_KEYS
+from kdist.spec.validators import OWN_KEYS, TRAINER
 from kdist.status import FETCHER
 
-TRAINER: Final = "trainer"
 OVERLAY: Final = "spec.podTemplate"
 """The field that the values of the overlay are traced to."""
 MERGE_KEYS: Final = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kdist.spec.models import LONGEST_POD_NAME, Violation
 from kdist.spec.sources import INIT_MOUNT, check_credentials, check_sources, list_unpinned
@@ -256,7 +256,7 @@ def _describe_small_pods(spec: Spec) -> Iterator[str]:
     """A device that `podTemplate` requests says nothing of the CPU and memory that go with it."""
     named, devices = set(spec.resources.model_fields_set), list[str]()
     for container in _overlay_containers(spec):
-        resources = container.get("resources") if container.get("name") == "trainer" else None
+        resources = container.get("resources") if container.get("name") == TRAINER else None
         for kind in ("limits", "requests", "claims"):
             found = resources.get(kind) if isinstance(resources, dict) else None
             if isinstance(found, dict):
@@ -294,6 +294,8 @@ def _pod_keys(spec: Spec) -> Iterator[Violation]:
 
 CHECKPOINTS_MOUNT = "/checkpoints"
 SCRATCH_MOUNT = "/run/kdist"
+TRAINER: Final = "trainer"
+"""The container of the ranks in `spec.podTemplate`."""
 _OWN_FOLDERS = (
     CHECKPOINTS_MOUNT,
     "/code",
@@ -309,7 +311,7 @@ _OWN_FOLDERS = (
 def _own_mounts(spec: Spec) -> Iterator[Violation]:
     """The pod template's overlay mounts nothing where kdist mounts something."""
     for container in _overlay_containers(spec):
-        mounts = container.get("volumeMounts") if container.get("name") == "trainer" else None
+        mounts = container.get("volumeMounts") if container.get("name") == TRAINER else None
         for mount in mounts if isinstance(mounts, list) else ():
             path = mount.get("mountPath") if isinstance(mount, dict) and "name" in mount else None
             if isinstance(path, str) and path.rstrip("/") in _OWN_FOLDERS:

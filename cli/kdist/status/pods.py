@@ -18,7 +18,7 @@ from kdist.events import parse
 from kdist.status import documents
 from kdist.status.documents import Document
 from kdist.units import count, of_total, rate
-from kdist_trainer.formats import NewerFormatError, check_format
+from kdist_trainer.formats import NewerFormatError, check_format, is_permanent_code
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_first_value
 
@@ -133,7 +133,7 @@ class ExitRecord:
     @property
     def permanent(self) -> bool:
         """Whether a restart cannot help."""
-        return 0 < self.code < 128
+        return is_permanent_code(self.code)
 
     def to_document(self) -> dict[str, Any]:
         """Return the record as plain values."""
@@ -333,7 +333,7 @@ class InitContainer:
 
 def is_permanent(end: ContainerTermination) -> bool:
     """Whether a fetch that ended so would end so again."""
-    return end.record.permanent if end.record is not None else 0 < end.code < 128
+    return end.record.permanent if end.record is not None else is_permanent_code(end.code)
 
 
 def read_init_container(document: Document) -> InitContainer | None:

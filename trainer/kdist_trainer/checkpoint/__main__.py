@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kdist_trainer.checkpoint import commit, storage
-from kdist_trainer.checkpoint.ledger import EVENTS, FOLDER, STEPS, RunLedger, encode_lines
+from kdist_trainer.checkpoint.ledger import RunLedger, encode_lines
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import (
     LOGS,
@@ -36,6 +36,7 @@ from kdist_trainer.checkpoint.manifest import (
 )
 from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.errors import KdistTrainerError
+from kdist_trainer.formats import EVENTS_FILE, LEDGER, STEPS_FILE
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.object_store.errors import ObjectStoreError
 
@@ -289,9 +290,9 @@ def copy_records(root: StoragePath, folder: Path) -> dict[str, Any]:
     done = CheckpointDirectory(root).read_done()
     events = ledger.events()
     lines = encode_lines(events)
-    storage.make_folder(folder / FOLDER, durable=True)
-    storage.replace(folder / FOLDER / EVENTS, lines)
-    ledger.copy_steps(folder / FOLDER / STEPS)
+    storage.make_folder(folder / LEDGER, durable=True)
+    storage.replace(folder / LEDGER / EVENTS_FILE, lines)
+    ledger.copy_steps(folder / LEDGER / STEPS_FILE)
     copy = CheckpointDirectory(folder)
     if done is None:
         copy.remove_done()

@@ -66,6 +66,7 @@ from kdist_trainer.checkpoint.writer import (
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.distributed.checkpoint_group import CheckpointGroup, RankInfo
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError, classify
+from kdist_trainer.formats import SCRATCH
 from kdist_trainer.formats.digest import Digest
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.object_store.store import ObjectPath
@@ -783,7 +784,7 @@ class FileCheckpointManager(CheckpointManager):
 
 def _local_folder() -> Path:
     """A folder of this node that its ranks share."""
-    return Path(os.environ.get("KDIST_SCRATCH") or tempfile.gettempdir())
+    return Path(os.environ.get(SCRATCH) or tempfile.gettempdir())
 
 
 def _find_files(folder: Path) -> list[str]:

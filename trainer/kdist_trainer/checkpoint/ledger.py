@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import StoragePath
-from kdist_trainer.formats import check_format, stamp
+from kdist_trainer.formats import EVENTS_FILE, LEDGER, STEPS_FILE, check_format, stamp
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MalformedTextError, number_of, parse_json
 from kdist_trainer.object_store.store import ObjectPath
@@ -309,10 +309,6 @@ def encode_lines(events: Iterable[Event]) -> bytes:
     return "".join(encode_json(each, separators=(",", ":")) + "\n" for each in events).encode()
 
 
-FOLDER = "ledger"
-STEPS = "steps.jsonl"
-EVENTS = "events.jsonl"
-
 StepKey = tuple[int, int]
 """Generation and step of a line of `steps.jsonl`."""
 
@@ -327,7 +323,7 @@ class StepLedger:
     """
 
     def __init__(self, root: StoragePath) -> None:
-        self._lines = open_lines(root / FOLDER / STEPS)
+        self._lines = open_lines(root / LEDGER / STEPS_FILE)
 
     @staticmethod
     def find_written(root: StoragePath, wanted: Collection[StepKey]) -> set[StepKey]:
@@ -336,7 +332,7 @@ class StepLedger:
         """
         found: set[StepKey] = set()
         with suppress(OSError):
-            for lines in read_newest(root / FOLDER / STEPS) if wanted else ():
+            for lines in read_newest(root / LEDGER / STEPS_FILE) if wanted else ():
                 keys = [
                     (int(line["generation"]), int(line["step"])) for line in lines if "step" in line
                 ]
@@ -349,7 +345,7 @@ class StepLedger:
     def find_last_step(root: StoragePath, generation: int) -> int:
         """The last step of a generation among the newest lines; 0 if they have none of it."""
         with suppress(OSError):
-            for lines in read_newest(root / FOLDER / STEPS):
+            for lines in read_newest(root / LEDGER / STEPS_FILE):
                 own = [each for each in lines if each.get("generation") == generation]
                 if steps := [int(each["step"]) for each in own if "step" in each]:
                     return max(steps)
@@ -366,7 +362,7 @@ class StepLedger:
         if not isinstance(root, Path):
             return
         try:
-            handle = os.open(root / FOLDER / STEPS, os.O_RDONLY | os.O_CLOEXEC)
+            handle = os.open(root / LEDGER / STEPS_FILE, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return
         try:
@@ -397,16 +393,16 @@ class RunLedger:
     """
 
     def __init__(self, root: StoragePath) -> None:
-        self._events = root / FOLDER / EVENTS
+        self._events = root / LEDGER / EVENTS_FILE
         self._lines = GrowingLines(self._events)
-        self._steps = root / FOLDER / STEPS
+        self._steps = root / LEDGER / STEPS_FILE
 
     def append(self, event: str, **fields: Any) -> None:
         """Append an event with the current time (Unix seconds) in one write, and sync it. Raises
         `OSError`.
         """
         line = encode_json(
-            stamp(EVENTS, {"time": round(time.time(), 3), "event": event, **fields}),
+            stamp(EVENTS_FILE, {"time": round(time.time(), 3), "event": event, **fields}),
             separators=(",", ":"),
             default=str,
         )
@@ -439,7 +435,7 @@ class RunLedger:
         """
         events = [one for one in self._lines.read() if isinstance(one.get("event"), str)]
         for each in events:
-            check_format(EVENTS, each)
+            check_format(EVENTS_FILE, each)
         if isinstance(self._events, ObjectPath):  # segment after segment
             events.sort(key=lambda event: number_of(event, "time"))
         return events
@@ -493,7 +489,7 @@ def find_last_sign(events: Iterable[Mapping[str, Any]], root: StoragePath | None
     times = [number_of(each, "time") for each in events]
     if root is not None:
         with suppress(OSError):
-            files = find_files(root / FOLDER / STEPS)
+            files = find_files(root / LEDGER / STEPS_FILE)
             times += [storage.modified_at(each) or 0.0 for each in files]
     return min(now, max(times, default=now))
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from enum import IntEnum, StrEnum
 
+from kdist_trainer.formats import FIRST_RETRYABLE_CODE
+
 
 class Exit(IntEnum):
-    """Exit codes of an agent. By the ExitCode policy of Kubeflow's training operator, codes below
-    128 are permanent failures and codes from 128 on are retryable.
-    """
+    """Exit codes of an agent, on either side of `FIRST_RETRYABLE_CODE`."""
 
     DONE = 0
     CONFIG = 64
@@ -34,7 +34,7 @@ class Exit(IntEnum):
     @property
     def retryable(self) -> bool:
         """Whether a restart may help."""
-        return self >= 128
+        return self >= FIRST_RETRYABLE_CODE
 
 
 class Cause(StrEnum):

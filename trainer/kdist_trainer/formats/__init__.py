@@ -23,6 +23,11 @@ from typing import Any, Final
 
 from kdist_trainer.formats.untrusted_text import finite_number
 
+LEDGER: Final = "ledger"
+"""Folder of a run's history, beside its checkpoints."""
+STEPS_FILE: Final = "steps.jsonl"
+EVENTS_FILE: Final = "events.jsonl"
+"""What is in it: a line for each step, and one for each event of the run."""
 FORMAT: Final = "format"
 FIRST: Final = 1
 FORMATS: Final[Mapping[str, int]] = {
@@ -34,7 +39,7 @@ FORMATS: Final[Mapping[str, int]] = {
     "state.json": 2,
     "manifest.json": 2,
     "lock": 1,
-    "events.jsonl": 1,
+    EVENTS_FILE: 1,
     "exit.json": 1,
     "/status": 1,
 }
@@ -84,6 +89,17 @@ SAME_REQUEST_SECONDS: Final = 5.0
 """A signal so soon after the first one is the same request. A machine that shuts down, or a
 scheduler, signals every process of a run, and `kdist run` and the agents pass on what they get.
 """
+
+
+FIRST_RETRYABLE_CODE: Final = 128
+"""By the ExitCode policy of Kubeflow's training operator, exit codes below it are permanent
+failures and those from it on are retryable.
+"""
+
+
+def is_permanent_code(code: int) -> bool:
+    """Whether an exit code says that a restart cannot help."""
+    return 0 < code < FIRST_RETRYABLE_CODE
 
 
 def prefix_rank(rank: int) -> str:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from kdist_trainer.formats import check_format
+from kdist_trainer.formats import EVENTS_FILE, check_format
 from kdist_trainer.formats.untrusted_text import (
     MalformedTextError,
     finite_number,
@@ -201,7 +201,7 @@ class StepLines:
                 record = parse_json(line, max_bytes=_LINE_BYTES, allow_nan=True)
             except MalformedTextError:  # torn, as by a crash
                 continue
-            check_format("events.jsonl", record)
+            check_format(EVENTS_FILE, record)
             if isinstance(record, dict) and _is_step(record):
                 generation, step = record["generation"], record["step"]
                 sums = finite_number(record.get(_SUMS[0])), finite_number(record.get(_SUMS[1]))

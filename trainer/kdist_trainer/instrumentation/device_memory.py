@@ -16,6 +16,7 @@ from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.manifest import MEMORY
 from kdist_trainer.config import Cause
 from kdist_trainer.errors import classify
+from kdist_trainer.formats import SCRATCH
 from kdist_trainer.instrumentation import torch_internals
 from kdist_trainer.metrics.rank_metrics import StepPhase
 from kdist_trainer.processes.threads import BoundedCalls
@@ -77,7 +78,7 @@ def find_phase(error: BaseException) -> str:
 
 
 def _write_snapshot() -> str:
-    root = storage.open_location(os.environ.get("KDIST_CHECKPOINTS") or os.environ["KDIST_SCRATCH"])
+    root = storage.open_location(os.environ.get("KDIST_CHECKPOINTS") or os.environ[SCRATCH])
     path = root / MEMORY / f"rank-{os.environ.get('RANK', '0')}.pickle"
     storage.make_folder(root / MEMORY)
     storage.replace(path, pickle.dumps(torch_internals.take_memory_snapshot()))

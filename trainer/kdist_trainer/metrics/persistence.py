@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer import log
+from kdist_trainer.formats import LEDGER
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.metrics.agent_metrics import AGENT_METRICS
@@ -74,7 +75,7 @@ def counters_path(checkpoints: Path | ObjectPath, *, run_id: str, node: str) -> 
     index = os.environ.get("JOB_COMPLETION_INDEX", "")
     identity = f"{run_id}/{index if index.isdecimal() else node}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    return checkpoints / "ledger" / "sums" / f"{digest}.json"
+    return checkpoints / LEDGER / "sums" / f"{digest}.json"
 
 
 def read_counters(path: Path | ObjectPath, *, run_id: str) -> CounterState:

@@ -18,6 +18,7 @@ from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.config import TrainConfig
 from kdist_trainer.errors import hide_userinfo
+from kdist_trainer.formats import SCRATCH
 from kdist_trainer.processes import liveness
 from kdist_trainer.script.tracker_identity import identify
 from kdist_trainer.tracker.committed import CommittedSteps
@@ -48,7 +49,7 @@ def main() -> None:
 def follow(config: TrainConfig, root: StoragePath, *, ended: bool) -> None:
     """Send the steps that the tracker does not have, and further ones as they come to count."""
     train = config.to_job()["train"]
-    folder = root if isinstance(root, Path) else os.environ["KDIST_SCRATCH"]
+    folder = root if isinstance(root, Path) else os.environ[SCRATCH]
     os.environ.setdefault("WANDB_DIR", str(folder))
     identity = identify(os.environ["KDIST_RUN_ID"], 0)
     tracker = TRACKERS[train["tracker"]](config.name, identity, train)

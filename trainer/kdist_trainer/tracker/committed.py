@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, RunLedger, find_files, parse_lines
+from kdist_trainer.checkpoint.ledger import RunLedger, find_files, parse_lines
 from kdist_trainer.checkpoint.storage import StoragePath
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 from kdist_trainer.object_store.store import ObjectPath
 
 LOSS: Final = "train/loss"
@@ -31,7 +32,7 @@ class CommittedSteps:
 
     def __init__(self, root: StoragePath, after: int) -> None:
         self.done: Line | None = None
-        self._ledger, self._path = RunLedger(root), root / FOLDER / STEPS
+        self._ledger, self._path = RunLedger(root), root / LEDGER / STEPS_FILE
         self._after = after
         self._offsets: dict[StoragePath, int] = {}
         self._waiting: dict[int, Line] = {}

@@ -31,6 +31,7 @@ from kdist.job.job import (
 from kdist.job.local import agents, run_dir
 from kdist.spec import TrainConfig
 from kdist.status import JobStatus, Phase, Snapshot, documents
+from kdist_trainer.formats import LEDGER
 
 if TYPE_CHECKING:
     from kdist.agents.metrics import AgentSample
@@ -432,7 +433,7 @@ def find_job(name: str, *, dialog: Dialog = SILENT) -> LocalJob | None:
     root = Path(name).absolute() if os.sep in name else run_dir.home() / name
     known = (root / "run.json").is_file()
     if os.sep in name:
-        known = known or (root / "ledger").is_dir() or any(root.glob("step-*"))
+        known = known or (root / LEDGER).is_dir() or any(root.glob("step-*"))
     return LocalJob(root, dialog) if known else None
 
 

@@ -13,11 +13,11 @@ from kdist.events import Entry, Event
 from kdist.job.local.agents import StatusReply
 from kdist.status import FetchProgress, documents
 from kdist.status.step_history import StepHistory
+from kdist_trainer.formats import FIRST_RETRYABLE_CODE
 
 STALE_SECONDS = 3.0  # without a reply, after which an agent's numbers are marked as stale
 _IDLE_SECONDS = 1.0  # without a step, after which the job reports what it waits for
 _PACE_MAX_AGE = 10.0  # seconds since the last step, after which there is no estimate of the end
-_RETRYABLE = 128  # exit codes of agents from here on do not end the job
 # Events of what is fetched before the agents start.
 _FETCHED = ("data-ready", "data-failed", "data-stopped")
 _FETCHING = ("data-fetch", "data-progress", "data-waiting", *_FETCHED)
@@ -138,7 +138,7 @@ class Progress:
         if kind in _FETCHING:
             self._observe_fetch(event)
         # After a retryable failure, the events that follow say what happens to the agent.
-        if kind != "failed" or (documents.integer(event, "code") or 0) < _RETRYABLE:
+        if kind != "failed" or (documents.integer(event, "code") or 0) < FIRST_RETRYABLE_CODE:
             node.phase = _PHASES.get(kind, node.phase)
             if kind == "stopping" and event.get("saves") is False:
                 node.phase = "stops"

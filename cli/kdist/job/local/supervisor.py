@@ -30,7 +30,7 @@ from types import FrameType
 from typing import Any, Literal, Protocol
 
 from kdist.job.local.run_dir import RunFolder, open_private
-from kdist_trainer.formats import SAME_REQUEST_SECONDS, SCRATCH, SPAWNER
+from kdist_trainer.formats import SAME_REQUEST_SECONDS, SCRATCH, SPAWNER, is_permanent_code
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SAME_CTRL_C_SECONDS = 0.1  # shorter than between two presses
@@ -359,9 +359,9 @@ class Supervisor:
         node = agent.command.node
         if code == 0 or self._requested or self._failure:
             self.on_event(node, "agent-ended", code=code)
-            if 0 < code < 128 and not self._failure:
+            if is_permanent_code(code) and not self._failure:
                 self._failure = Outcome("failed", code, node)
-        elif 0 < code < 128 or agent.restarts >= self.max_restarts:
+        elif is_permanent_code(code) or agent.restarts >= self.max_restarts:
             self._fail(Outcome("failed", code, node), now)
         else:
             agent.due = now + agent.pause

@@ -80,6 +80,33 @@ def test_dead_exporters_fire_their_alert_and_no_other(tmp_path: Path) -> None:
     assert run_promtool(tmp_path, tried).returncode != 0
 
 
+NUMBERS = {
+    "two": 2,
+    "three": 3,
+    "five": 5,
+    "six": 6,
+    "ten": 10,
+    "thirty": 30,
+    "half an hour": 30,
+    "half of": 0.5,
+    "hundred": 100,
+}
+
+
+def test_numbers_in_the_words_of_an_alert_are_those_of_its_condition() -> None:
+    seen = set()
+    for name, alert in {**alerts(), **controller_alerts()}.items():
+        condition = f"{alert['expr']} {alert.get('for', '')}"
+        numbers = {float(each) for each in re.findall(r"\b\d+(?:\.\d+)?", condition)}
+        words = f"{alert['annotations']['description']} {alert['annotations']['summary']}"
+        words = re.sub(r"\{\{.*?\}\}", "", words)
+        told = {float(each) for each in re.findall(r"\d+(?:\.\d+)?", words)}
+        said = {each for each in NUMBERS if re.search(rf"\b{each}\b", words)}
+        assert told | {NUMBERS[each] for each in said} <= numbers, name
+        seen |= said
+    assert seen == NUMBERS.keys()
+
+
 def test_the_straggler_of_the_alert_is_the_slow_rank_of_kdist_top() -> None:
     assert (
         alerts()["KdistStraggler"]["expr"] == f"job:kdist_straggler_skew:ratio > {STRAGGLER_RATIO}"

@@ -18,6 +18,7 @@ from kdist.agents.metrics import _BUSY_PHASES
 from kdist.backends import Backend
 from kdist.cluster.streams import PodStreams
 from kdist.diagnose import RULES
+from kdist.diagnose.failures import _MEMORY_FIX
 from kdist.diagnose.runtime import _REFUSED, find_nothing_wrong
 from kdist.drill.command import _FAULTS
 from kdist.drill.drill import _ACTIONS
@@ -29,13 +30,16 @@ from kdist.recovery.command import command as recover
 from kdist.render import find_pods
 from kdist.render.context import RENDEZVOUS_PORT
 from kdist.render.storage import _OPEN_PORTS
-from kdist.spec.validators import _OWN_FOLDERS, GPT_HEADS, TRAINER
+from kdist.report.command import command as report
+from kdist.report.text import LABELS
+from kdist.spec.validators import _OWN_FOLDERS, GPT_HEADS, GPT_LAYERS, TRAINER
 from kdist.status import pods
 from kdist_controller.__main__ import PORT
 from kdist_controller.node_recovery import AVOIDANCE
 from kdist_trainer.agent.hangs import SCRIPT_SILENT_SECONDS
 from kdist_trainer.agent.restart_policy import _LIMITS
 from kdist_trainer.agent.tracker_process import PACKAGES
+from kdist_trainer.causes import host
 from kdist_trainer.config import Cause, Exit, Training
 from kdist_trainer.config.exit_codes import CODES
 from kdist_trainer.formats import METRICS_PORT, prefix_rank
@@ -46,6 +50,7 @@ from kdist_trainer.tracker.trackers import TRACKERS
 from kdist_trainer.workloads.gpt import GptOptions
 from tests.house.tree import ROOT, files, python_files
 from tests.manifests.jobs import FULL, load, place
+from tools.dashboards.model import STALLED_SECONDS
 
 OF_OTHERS = {"kdist.dev/monitoring"}
 """Labels that users set on what is theirs."""
@@ -143,8 +148,20 @@ def test_the_container_of_the_ranks_is_found_whatever_the_workload_kind_calls_it
 def test_rules_of_the_chart_find_what_the_command_line_finds() -> None:
     rules = ROOT / "charts/kdist/rules"
     assert f'phase=~"{"|".join(_BUSY_PHASES)}"' in (rules / "recording.yaml").read_text()
-    alert = (rules / "alerts.yaml").read_text().partition("- alert: KdistConnectionsRefused")[2]
-    assert f"[10m])) > {_REFUSED}\n" in alert
+    alerts = (rules / "alerts.yaml").read_text()
+    refused = alerts.partition("- alert: KdistConnectionsRefused")[2]
+    assert f"[10m])) > {_REFUSED}\n" in refused
+    stalled = alerts.partition("- alert: KdistTrainingStalled")[2].partition("- alert")[0]
+    assert f"(kdist_last_step_timestamp_seconds)) > {STALLED_SECONDS[1]})" in stalled
+
+
+def test_the_help_of_the_report_names_every_part_of_the_time() -> None:
+    words = " ".join(str(report.help).split())
+    assert [label for label in LABELS.values() if label not in words] == []
+
+
+def test_the_advice_after_an_oom_of_a_machine_is_one_whoever_gives_it() -> None:
+    assert host._MEMORY.startswith(f"{_MEMORY_FIX};")
 
 
 def test_the_prefix_of_a_ranks_lines_is_found_by_the_command_line() -> None:
@@ -194,5 +211,6 @@ def test_every_cause_ends_the_run_ends_it_when_it_repeats_or_comes_from_outside(
     assert outside | final | _LIMITS.keys() == set(Cause)
 
 
-def test_the_heads_of_gpt_are_those_of_the_workload() -> None:
-    assert GptOptions.model_fields["heads"].default == GPT_HEADS
+def test_the_heads_and_layers_of_gpt_are_those_of_the_workload() -> None:
+    fields = GptOptions.model_fields
+    assert (fields["heads"].default, fields["layers"].default) == (GPT_HEADS, GPT_LAYERS)

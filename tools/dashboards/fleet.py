@@ -5,6 +5,7 @@ goes.
 from kdist.agents.metrics import STRAGGLER_RATIO
 from tools.dashboards.model import (
     RATE,
+    STALLED_SECONDS,
     Dashboard,
     Kind,
     Panel,
@@ -129,8 +130,8 @@ NOW = PanelRow(
                 ),
                 "Last step": (
                     Threshold(None, "neutral"),
-                    Threshold(60, "warning"),
-                    Threshold(120, "bad"),
+                    Threshold(STALLED_SECONDS[0], "warning"),
+                    Threshold(STALLED_SECONDS[1], "bad"),
                 ),
             },
             width=24,

@@ -246,6 +246,10 @@ def bars(
     )
 
 
+STALLED_SECONDS = (60, 120)
+"""Without a step, after which a training is marked; the larger number is that of the alert."""
+
+
 def at_most(warning: float, bad: float) -> tuple[Threshold, ...]:
     """Good below `warning`, bad from `bad` on."""
     return (Threshold(None, "good"), Threshold(warning, "warning"), Threshold(bad, "bad"))

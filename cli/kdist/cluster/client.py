@@ -323,7 +323,7 @@ def connect(
         file: the kubeconfig; None for `$KUBECONFIG` or `~/.kube/config`.
         impersonation: the user to impersonate.
         retry_seconds: for how long each request is retried while the server is unreachable; None
-            for a minute.
+            for `RETRY_SECONDS`.
         until: time on the monotonic clock until which outages are retried once the server has
             responded.
         request_timeout: seconds for a request and its response; 0 for no limit.

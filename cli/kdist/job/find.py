@@ -71,7 +71,7 @@ class Place:
         Args:
             job: the job file's namespace.
             timeout: seconds for which requests are retried while the API server is unreachable;
-                None for a minute.
+                None for `cluster.transport.RETRY_SECONDS`.
             stays: the connection serves to watch a job: `timeout` then limits its retries in total,
                 and without one it retries without limit.
             patience: seconds that the server has to respond, if the command can do without it:

@@ -189,7 +189,14 @@ PATTERN_MESSAGES: Final[dict[str, str]] = {
 }
 
 LONGEST_POD_NAME = 63
-LONGEST_JOB_NAME = LONGEST_POD_NAME - len("-node-0-0-abcde")
+
+
+def jobset_pod_name(job: str, index: object, suffix: str = "abcde") -> str:
+    """The name of a pod of a JobSet."""
+    return f"{job}-node-0-{index}-{suffix}"
+
+
+LONGEST_JOB_NAME = LONGEST_POD_NAME - len(jobset_pod_name("", 0))
 """Leaves room for the suffixes of the names of a JobSet's pods. With more nodes less is left."""
 JobName = Annotated[str, Field(min_length=1, max_length=LONGEST_JOB_NAME, pattern=_JOB_NAME)]
 Label = Annotated[str, Field(min_length=1, max_length=63, pattern=LABEL)]

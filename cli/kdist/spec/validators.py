@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from kdist.spec.models import LONGEST_POD_NAME, Violation
+from kdist.spec.models import LONGEST_POD_NAME, Violation, jobset_pod_name
 from kdist.spec.sources import INIT_MOUNT, check_credentials, check_sources, list_unpinned
 from kdist_trainer.config import START_VARIABLES
 from kdist_trainer.formats import RUN
@@ -29,8 +29,8 @@ MODEL_PARALLEL = ("tensor", "pipeline")
 """Strategies in which several ranks share one copy of the model."""
 TENSOR_WORKLOADS = ("gpt",)
 """Shipped workloads that have a tensor plan."""
-GPT_HEADS = 4
-"""Default number of heads of `gpt`."""
+GPT_HEADS, GPT_LAYERS = 4, 2
+"""Default numbers of heads and layers of `gpt`."""
 
 
 def check_strategy(spec: Spec) -> Iterator[Violation]:
@@ -144,7 +144,7 @@ def _stages(spec: Spec) -> Iterator[Violation]:
         or not train.model_parallel
     ):
         return
-    layers = train.options.get("layers", 2)
+    layers = train.options.get("layers", GPT_LAYERS)
     parts = 4 if train.workload == "digits" else layers + 2 if isinstance(layers, int) else None
     if parts is not None and train.model_parallel > parts:
         message = (
@@ -213,11 +213,11 @@ def check_job(job: TrainingJob) -> Iterator[Violation]:
             f"must not end with `{found[0]}`: a job `{owner}` would create an object of this name"
         )
         yield Violation(message, "metadata.name", fields_read)
-    most = LONGEST_POD_NAME - len(f"-node-0-{nodes - 1}-abcde")
+    most = LONGEST_POD_NAME - len(jobset_pod_name("", nodes - 1))
     if len(name) > most:
         message = (
             f"must be at most {most} characters with {nodes} nodes, as a JobSet names its pods "
-            "NAME-node-0-INDEX-XXXXX"
+            f"{jobset_pod_name('NAME', 'INDEX', 'XXXXX')}"
         )
         yield Violation(
             f"{message}, found {len(name)}", "metadata.name", (*fields_read, "spec.nodes.max")

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from kdist.agents.metrics import STRAGGLER_RATIO
-from tools.dashboards.model import RATE, PanelRow, at_least, at_most, bars, lines, stack, stat
+from tools.dashboards.model import (
+    RATE,
+    STALLED_SECONDS,
+    PanelRow,
+    at_least,
+    at_most,
+    bars,
+    lines,
+    stack,
+    stat,
+)
 
 _BUSY = (
     "sum by (rank) (rate(kdist_step_phase_seconds_total"
@@ -49,7 +59,7 @@ OVERVIEW = PanelRow(
             "clamp_min(time() - max(kdist_last_step_timestamp_seconds{}), 0)",
             "s",
             decimals=1,
-            thresholds=at_most(60, 120),
+            thresholds=at_most(*STALLED_SECONDS),
         ),
         stat(
             "Loss",

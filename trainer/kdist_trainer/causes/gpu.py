@@ -4,7 +4,7 @@ of torch, cuBLAS, cuDNN, cuFFT, NVML and the driver.
 
 from __future__ import annotations
 
-from kdist_trainer.causes.row import TORCH_CUDA, Row, user
+from kdist_trainer.causes.row import LOWER_GPU_MEMORY, TORCH_CUDA, Row, user
 from kdist_trainer.config.exit_codes import Cause, Fault, Rerun
 
 _HEADER = "nvidia/cu13/include/driver_types.h"
@@ -63,10 +63,7 @@ def _own(name: str, advice: str, fields: dict[str, object]) -> Row:
     return user(name, advice=advice, **fields)  # type: ignore[arg-type]  # the fields of a row
 
 
-_LOWER = (
-    "lower the batch of one pass (train.microBatch; the batch of a step stays the same), use bf16 "
-    "or gradient checkpointing, or shard the state (train.strategy: fsdp); {peak}"
-)
+_LOWER = f"{LOWER_GPU_MEMORY}; {{peak}}"
 
 NUMBERED = (
     Row(

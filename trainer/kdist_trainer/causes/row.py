@@ -97,6 +97,12 @@ def user(name: str, text: str, advice: str, source: str, **overrides: object) ->
     return Row(name=name, text=text, advice=advice, source=source, **{**fields, **overrides})  # type: ignore[arg-type]  # the fields of a row
 
 
+LOWER_GPU_MEMORY: Final = (
+    "lower the batch of one pass (train.microBatch; the batch of a step stays the same), use bf16 "
+    "or gradient checkpointing, or shard the state (train.strategy: fsdp)"
+)
+
+
 class Words(NamedTuple):
     """A sentence with the fields `{where}`, `{message}` and `{collective}`, and what to do."""
 
@@ -136,7 +142,7 @@ GENERAL: Final[dict[Cause, Words]] = {
     ),
     Cause.OOM_DEVICE: Words(
         "{where} ran out of the GPU's memory: {message}",
-        "lower train.microBatch (the batch stays the same), or use bf16",
+        LOWER_GPU_MEMORY,
     ),
     Cause.BUDGET: Words(
         "the job failed too often without progress: {message}",

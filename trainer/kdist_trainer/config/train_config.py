@@ -214,7 +214,7 @@ class Restart(ConfigModel):
         None,
         description=(
             "Restarts without progress after faults of GPUs and nodes, which do not count against "
-            "maxRestarts. Without a number 10, or 0 if maxRestarts is 0."
+            f"maxRestarts. Without a number {DEFAULT_RESTARTS}, or 0 if maxRestarts is 0."
         ),
     )
     rules: list[RestartRule] = Field(
@@ -235,8 +235,8 @@ class TrainConfig(ConfigModel):
         None,
         description=(
             "Restarts without progress before the job fails; progress resets the count. Default: "
-            "10; none for a script of which no rank has opened a Checkpointer or an integration "
-            "that resumes."
+            f"{DEFAULT_RESTARTS}; none for a script of which no rank has opened a Checkpointer or "
+            "an integration that resumes."
         ),
     )
     active_deadline_seconds: PositiveSeconds | None = Field(

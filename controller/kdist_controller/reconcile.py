@@ -59,12 +59,7 @@ def choose_placement(observed: Observed, wanted: TrainingJob) -> Placement:
         backend = wanted.spec.backend
         if backend == "auto":
             backend = backends.choose(observed.kinds, wanted)
-        kind = backends.get(backend)
-        if (kind.api_version, kind.kind) not in observed.kinds:
-            raise KdistError(
-                f"backend {backend}: this cluster has no {kind.kind} ({kind.api_version})",
-                hint="install its operator, or let `backend: auto` choose what the cluster has",
-            )
+        backends.require(backends.get(backend), observed.kinds)
     rendezvous = documents.text(status, "rendezvous") or backends.choose_rendezvous(wanted)
     run_id = documents.text(status, "runId")
     if not run_id:
@@ -84,11 +79,9 @@ def check_acceptable(observed: Observed, wanted: TrainingJob, placement: Placeme
     name = observed.resource.key.name
     backend = backends.get(placement.backend)
     if wanted.spec.backend not in ("auto", placement.backend):
-        raise KdistError(
-            f"{name} runs as backend {placement.backend}, but spec.backend is "
-            f"{wanted.spec.backend}: the kind of an existing job cannot be changed",
-            hint="delete the TrainingJob, which keeps the checkpoints, and apply it again",
-        )
+        hint = "delete the TrainingJob, which keeps the checkpoints, and apply it again"
+        asked = f"spec.backend is {wanted.spec.backend}"
+        raise backends.refuse_kind(name, placement.backend, asked, hint=hint)
     if wanted.spec.code is not None and wanted.spec.code.path is not None:
         raise KdistError(
             f"spec.code: {wanted.spec.code.path} is a folder, which does not travel with a "

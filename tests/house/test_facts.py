@@ -1,9 +1,10 @@
 """Templates, the chart, pages and modules with few imports repeat some facts of the code. A test
-fails if a fact was changed in one of these places only.
+fails if a fact was changed in one of these places only, or if a sentence has two of them.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import typing
 from collections.abc import Iterator
@@ -16,7 +17,10 @@ import kdist.__main__
 from kdist import backends
 from kdist.agents.metrics import _BUSY_PHASES
 from kdist.backends import Backend
+from kdist.bench.command import command as bench
+from kdist.bench.job import BenchSpec, make_job
 from kdist.cluster.streams import PodStreams
+from kdist.commands.run import command as run
 from kdist.diagnose import RULES
 from kdist.diagnose.failures import _MEMORY_FIX
 from kdist.diagnose.runtime import _REFUSED, find_nothing_wrong
@@ -42,7 +46,7 @@ from kdist_trainer.agent.tracker_process import PACKAGES
 from kdist_trainer.causes import host
 from kdist_trainer.config import Cause, Exit, Training
 from kdist_trainer.config.exit_codes import CODES
-from kdist_trainer.formats import METRICS_PORT, prefix_rank
+from kdist_trainer.formats import FIRST_RETRYABLE_CODE, METRICS_PORT, prefix_rank
 from kdist_trainer.processes import shim
 from kdist_trainer.rendezvous.configmap_client import ACCOUNT
 from kdist_trainer.rendezvous.exchange import KEY_FILE
@@ -54,6 +58,11 @@ from tools.dashboards.model import STALLED_SECONDS
 
 OF_OTHERS = {"kdist.dev/monitoring"}
 """Labels that users set on what is theirs."""
+IN_TWO_MODULES = {
+    "lines are left out: they were not read in time",  # of kdist's output, and of a node's log
+    "times the median of the others",  # in the result of a bench, and in a rank's error
+}
+"""Sentences that the command line and the trainer each say of what they measured themselves."""
 
 
 def matches(pattern: str, *folders: str) -> Iterator[tuple[Path, str]]:
@@ -89,6 +98,16 @@ def test_exit_codes_are_those_of_the_tables_where_these_are_not_imported() -> No
     assert kdist.__main__._INTERRUPTED == Code.INTERRUPTED
 
 
+def test_the_help_of_run_and_a_page_name_the_codes_of_agents() -> None:
+    (option,) = [each for each in run.params if each.name == "propagate_exit_code"]
+    final = [code for code in Exit if code and not code.retryable]
+    others = [code for code in Exit if code.retryable]
+    spans = ", ".join(f"{min(codes):d} to {max(codes):d}" for codes in (final, others))
+    assert f"({spans})" in str(getattr(option, "help", ""))
+    page = (ROOT / "docs/how-to/kubernetes.md").read_text()
+    assert f"from {FIRST_RETRYABLE_CODE} on it can, below it cannot" in page
+
+
 def test_the_ports_that_every_pod_may_reach_are_named_alike_by_chart_and_pages() -> None:
     chart = (ROOT / "charts/kdist/templates/controller.yaml").read_text()
     of_servers = chart.partition("# The API server, at the ports that clusters give it.")[2]
@@ -99,10 +118,10 @@ def test_the_ports_that_every_pod_may_reach_are_named_alike_by_chart_and_pages()
         assert f"the ports {words}" in (ROOT / "docs/how-to" / page).read_text(), page
 
 
-def test_images_and_pods_have_one_user() -> None:
-    found = {user for _, user in matches(r"(?:USER |fsGroup: )(\d+)", "Dockerfile", "manifests")}
-    found |= {user for _, user in matches(r"(?:runAsUser|fsGroup): (\d+)", "charts")}
-    assert len(found) == 1
+def test_images_and_pods_have_one_user_and_one_group() -> None:
+    pattern = r"(?:runAsUser|runAsGroup|fsGroup): (\d+)"
+    (number,) = {found for _, found in matches(pattern, "charts", "manifests")}
+    assert {user for _, user in matches(r"\bUSER (\S+)", "Dockerfile")} == {f"{number}:{number}"}
 
 
 def test_what_a_pod_mounts_is_what_the_overlay_and_the_agent_know() -> None:
@@ -179,6 +198,14 @@ def test_the_help_says_for_how_long_a_node_is_avoided() -> None:
     assert f"(default: {AVOID_SECONDS / 3600:.0f}h)" in str(getattr(option, "help", ""))
 
 
+def test_the_help_of_a_bench_says_where_it_runs_without_a_job() -> None:
+    sizes = {"min": 1, "max": 1, "factor": 2, "rounds": 1, "warmup": 1}
+    spec = make_job(BenchSpec(collective="all_reduce", **sizes, seconds=1, slow=2)).spec
+    helps = {each.name: str(getattr(each, "help", "")) for each in bench.params}
+    assert f"else {spec.nodes.max})" in helps["nodes"]
+    assert f"else {spec.procs_per_node})" in helps["procs_per_node"]
+
+
 def test_a_drill_waits_for_a_script_as_long_as_its_silence_is_tolerated() -> None:
     assert _SCRIPT_SECONDS == SCRIPT_SILENT_SECONDS
 
@@ -209,6 +236,26 @@ def test_every_cause_ends_the_run_ends_it_when_it_repeats_or_comes_from_outside(
     final |= {Cause.BUDGET, Cause.COLLECTIVE_MISMATCH, Cause.DEADLINE}  # with a code of others
     assert outside & (final | _LIMITS.keys()) == set()
     assert outside | final | _LIMITS.keys() == set(Cause)
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The texts of a module, without its docstrings; of a formatted one each part."""
+    tree = ast.parse(path.read_text())
+    docs = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+    for each in ast.walk(tree):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in docs:
+            yield each.value.strip()
+
+
+def test_a_sentence_is_written_in_one_module() -> None:
+    places: dict[str, set[str]] = {}
+    for path in python_files("cli", "trainer", "controller"):
+        for text in texts(path):
+            if len(text.split()) >= 4 and len(text) >= 24:
+                places.setdefault(text, set()).add(str(path.relative_to(ROOT)))
+    twice = {text: found for text, found in places.items() if len(found) > 1}
+    assert twice.keys() >= IN_TWO_MODULES
+    assert {text: found for text, found in twice.items() if text not in IN_TWO_MODULES} == {}
 
 
 def test_the_heads_and_layers_of_gpt_are_those_of_the_workload() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kdist.errors import Code
 from kdist_trainer.causes import TABLE, Row
 from kdist_trainer.config.exit_codes import Exit
+from kdist_trainer.formats import FIRST_RETRYABLE_CODE
 
 _CODES = {
     Code.OK: "success",
@@ -74,8 +75,8 @@ def render() -> str:
 {own}
 ## Agents
 
-A pod of a training ends with the code of its agent. Workload controllers treat codes below 128 as \
-permanent and start a pod again for the others.
+A pod of a training ends with the code of its agent. Workload controllers treat codes below \
+{FIRST_RETRYABLE_CODE} as permanent and start a pod again for the others.
 
 | code | name | meaning | a restart may help |
 |---|---|---|---|

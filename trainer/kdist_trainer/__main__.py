@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kdist_trainer.agent.exits import failed
+from kdist_trainer.agent.exits import RECORD_HELP, failed
 from kdist_trainer.agent.launch import end, launch
 from kdist_trainer.agent.settings import ENDPOINTS, EXIT, ON_FINISH, WORKER, Settings, read_config
 from kdist_trainer.checkpoint.storage import StoragePath, open_location
@@ -148,7 +148,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--termination-message",
         type=Path,
-        help="file for the exit record, which Kubernetes reads",
+        help=RECORD_HELP,
     )
     parser.add_argument(
         "--on-finish",

@@ -68,6 +68,12 @@ def error(name: str, /, **fields: Any) -> None:
     _write("error", name, fields)
 
 
+def not_reproducible(why: str) -> None:
+    """Log that the training will not be bitwise identical to an uninterrupted one."""
+    message = f"the training continues correctly, but is not bitwise identical: {why}"
+    event("not-reproducible", why=why, message=message)
+
+
 def render(level: str, name: str, fields: Mapping[str, Any], *, now: datetime) -> bytes:
     """Encode one line with its newline, in at most `MAX_LINE` bytes: long texts and lists are cut,
     then left out.

@@ -28,6 +28,7 @@ from kdist_trainer.data.sampler import WeightedOrder
 from kdist_trainer.errors import ConfigError, DataError, find_place
 from kdist_trainer.numerics.rng import FETCH, STEP, WEIGHTS, Generators, derive
 from kdist_trainer.parallel.buffers import Buffers
+from kdist_trainer.parallel.tensor import MIXED, UNMATCHED
 from kdist_trainer.state import (
     Attributes,
     BufferNames,
@@ -309,12 +310,11 @@ class _Checks:
         }
         unmatched = [key for key in plan if not any(key in keys for keys in named.values())]
         if unmatched:
-            yield f"tensor_plan(): names {', '.join(unmatched)}, and the model has no such part"
+            yield f"tensor_plan(): {UNMATCHED.format(', '.join(unmatched))}"
         for name, module in model.named_modules():
             own = [weight for weight, _ in module.named_parameters(recurse=False)]
             if own and not named[name] and any(True for _ in module.children()):
-                who = f"{name or 'the model'} has weights of its own ({own[0]})"
-                yield f"tensor_plan(): {who} and submodules: move the weights into a module"
+                yield f"tensor_plan(): {name or 'the model'} {MIXED.format(own[0])}"
 
     def _loss_decreases(self) -> Iterator[str]:
         model = self._make_model().train()

@@ -49,7 +49,9 @@ __all__ = [
     "is_elastic",
     "is_made_for",
     "list_permanent_codes",
+    "refuse_kind",
     "rendered_kinds",
+    "require",
     "warn_of_size",
     "workload_kinds",
 ]
@@ -67,6 +69,22 @@ def get(name: str) -> Backend:
     if name not in _BACKENDS:
         raise KdistError(f"there is no backend `{name}`", hint=f"one of {', '.join(NAMES)}")
     return _BACKENDS[name]
+
+
+def require(backend: Backend, kinds: Collection[tuple[str, str]]) -> None:
+    """Raise `KdistError` if a cluster that knows these (apiVersion, kind) lacks the backend's."""
+    if (backend.api_version, backend.kind) not in kinds:
+        raise KdistError(
+            f"backend {backend.name}: this cluster has no {backend.kind} ({backend.api_version})",
+            hint="install its operator, or let `backend: auto` choose what the cluster has",
+            next_command="kdist doctor",
+        )
+
+
+def refuse_kind(job: str, decided: str, asked: str, **how: str) -> KdistError:
+    """The error for a job that asks, in these words, for another kind than was decided for it."""
+    message = f"{job} runs as backend {decided}, but {asked}"
+    return KdistError(f"{message}: the kind of an existing job cannot be changed", **how)
 
 
 def find(api_version: object, kind: object) -> Backend | None:

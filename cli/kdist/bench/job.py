@@ -9,10 +9,12 @@ from typing import Any
 from kdist.errors import UsageError
 from kdist.load import load_text
 from kdist.spec import TrainingJob, job_document
+from kdist.spec.models import LONGEST_POD_NAME, jobset_pod_name
 from kdist.units import size
+from kdist_trainer.formats import MAX_NODES
 from kdist_trainer.formats.json_text import encode_json
 
-_LONGEST_NAME = 45  # with the suffix of 4096 nodes, a pod's name of a JobSet has 63 characters
+_LONGEST_NAME = LONGEST_POD_NAME - len(jobset_pod_name("", MAX_NODES - 1))
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 # sections of the job file that a bench does not use
 _IGNORED = (

@@ -43,6 +43,12 @@ _SHOWN_LINES = 20
 _MOST_BYTES = 1 << 20
 
 
+def unusable(reason: str, hint: str = "") -> KdistError:
+    """The error for a kubeconfig that cannot be used."""
+    message = f"the kubeconfig cannot be used: {reason}"
+    return KdistError(message, hint=hint, code=Code.UNREACHABLE)
+
+
 class Credential(NamedTuple):
     """An `Authorization` header, a client certificate with its key (PEM text), or both."""
 
@@ -519,11 +525,7 @@ def load(
         raise
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         it = "it " if isinstance(error, MalformedTextError) else ""
-        raise KdistError(
-            f"the kubeconfig cannot be used: {it}{error}",
-            hint=f"it is read from {paths}",
-            code=Code.UNREACHABLE,
-        ) from error
+        raise unusable(f"{it}{error}", f"it is read from {paths}") from error
 
 
 def _in_cluster(impersonation: Impersonation) -> Access:
@@ -605,12 +607,10 @@ def _access(
 
 def _reject_unknown(where: str, fields: set[str]) -> None:
     if fields:
-        raise KdistError(
-            f"the kubeconfig cannot be used: {where} has "
-            f"{', '.join(f'`{each}`' for each in sorted(fields))}, "
-            "which kdist does not support",
-            hint="remove it, or give a kubeconfig without it with --kubeconfig",
-            code=Code.UNREACHABLE,
+        named = ", ".join(f"`{each}`" for each in sorted(fields))
+        raise unusable(
+            f"{where} has {named}, which kdist does not support",
+            "remove it, or give a kubeconfig without it with --kubeconfig",
         )
 
 
@@ -641,11 +641,9 @@ def _credentials(
 def _provider(provider: Mapping[str, Any], files: Sequence[Path], context: str) -> CredentialSource:
     """The token of an OpenID provider, which the official client renews."""
     if provider.get("name") != "oidc":
-        raise KdistError(
-            f"the kubeconfig cannot be used: auth-provider `{provider.get('name')}` is "
-            "no longer supported by Kubernetes' clients",
-            hint="use the plugin that replaces it: gke-gcloud-auth-plugin, kubelogin, …",
-            code=Code.UNREACHABLE,
+        raise unusable(
+            f"auth-provider `{provider.get('name')}` is no longer supported by Kubernetes' clients",
+            "use the plugin that replaces it: gke-gcloud-auth-plugin, kubelogin, …",
         )
     from kubernetes.client.configuration import Configuration
     from kubernetes.config import kube_config

@@ -22,9 +22,10 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from kdist.cluster.api_errors import ApiError, explain, read_status
-from kdist.cluster.kubeconfig import CONNECT_SECONDS, Access, Credential
+from kdist.cluster.kubeconfig import CONNECT_SECONDS, Access, Credential, unusable
 from kdist.errors import Code, KdistError
 from kdist.manifest import to_json
+from kdist_trainer.formats import RETRYABLE_STATUSES
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
 from kdist_trainer.network.deadline_http import Pace, TooLargeError
 
@@ -36,9 +37,6 @@ WEBHOOK_SECONDS = 30.0  # for a webhook that does not respond
 WARM_UP_SECONDS = 30.0  # in which a restarted server may not have loaded its roles yet
 UNEXPLAINED_SECONDS = 5.0  # for a 500 that does not say what is unavailable
 
-# Statuses that a retry may change. 500 is also what an API server says while its storage or a
-# webhook is away.
-RETRYABLE = frozenset({429, 500, 502, 503, 504})
 # Server-side apply answers 500 for an object whose fields it cannot merge: retries cannot help.
 _PERMANENT = re.compile(
     r"smd typed|typed patch object|managed ?fields|manager for existing fields|duplicate "
@@ -345,9 +343,7 @@ class Transport:
                 try:
                     self._pool = self.access.pool(MAX_CONNECTIONS, credential)
                 except (OSError, ValueError) as error:
-                    raise KdistError(
-                        f"the kubeconfig cannot be used: {error}", code=Code.UNREACHABLE
-                    ) from error
+                    raise unusable(str(error)) from error
                 self._pool_credential = credential
             return self._pool
 
@@ -399,7 +395,7 @@ class Transport:
                 refusal = self.explain(request.description, response.status, body)
                 message = str(read_status(body).get("message") or "")
                 permanent = not request.retry or is_permanent(response.status, message)
-                if response.status in RETRYABLE and not permanent:
+                if response.status in RETRYABLE_STATUSES and not permanent:
                     refusal.code = Code.UNREACHABLE
                 raise refusal
 
@@ -449,7 +445,7 @@ class Transport:
         """Wait before the next attempt; returns whether there is one."""
         if response.status == 403 and self._rbac_not_synced_yet(request):
             return attempts.pause("the API server does not know its roles yet")
-        if not request.retry or response.status not in RETRYABLE:
+        if not request.retry or response.status not in RETRYABLE_STATUSES:
             return False
         message = str(read_status(body).get("message") or "")
         if is_permanent(response.status, message):

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 @click.option(
     "--wait",
     is_flag=True,
-    help="Wait until the job has ended; exit code 10 if it failed, 6 after --timeout.",
+    help=f"Wait until the job has ended; exit code {Code.JOB_FAILED} if it failed, "
+    f"{Code.TIMEOUT} after --timeout.",
 )
 @click.option(
     "--follow", is_flag=True, help="Wait like --wait, and show the logs of all ranks meanwhile."
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Apply the job's objects themselves, not a TrainingJob for kdist's controller.",
 )
-@click.option("--error-unchanged", is_flag=True, help="Exit with 3 if nothing changed.")
+@click.option(
+    "--error-unchanged", is_flag=True, help=f"Exit with {Code.UNCHANGED} if nothing changed."
+)
 @options.output_option("table", "name", "json", "yaml")
 def command(
     files: tuple[str, ...], *, more: tuple[str, ...], output: str, dry_run: str, **flags: Any
@@ -197,6 +200,7 @@ def _await_answers(
     """
     import time
 
+    from kdist import deploy
     from kdist.job.find import in_cluster
 
     began = time.monotonic()
@@ -214,7 +218,7 @@ def _await_answers(
         if state.outdated:
             console.message(f"{name}: {state.outdated}: `kdist restart {name} {place}`")
         if state.suspended and not plan.job.spec.suspend:
-            console.warning(f"{name} stays suspended: `kdist resume {name} {place}` starts it")
+            console.warning(deploy.describe_suspended(name, cluster.namespace))
 
 
 def _prune(cluster: Cluster, plan: Plan | ResourcePlan, *, output: str, dry_run: bool) -> int:

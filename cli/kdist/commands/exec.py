@@ -14,12 +14,7 @@ from kdist.errors import UsageError
 @click.command(context_settings={"allow_interspersed_args": True})
 @click.argument("job", metavar="NAME|FILE", shell_complete=options.complete_job)
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARG]...")
-@click.option(
-    "--rank",
-    type=click.IntRange(min=0),
-    help="The pod that runs this rank (default: rank 0).",
-)
-@click.option("--pod", default="", metavar="NAME", help="This pod.")
+@options.pod_options
 @click.option("-c", "--container", metavar="NAME", help="This container instead of the training's.")
 @click.option("-i", "--stdin", is_flag=True, help="Pass stdin to the command.")
 @click.option("-t", "--tty", is_flag=True, help="Allocate a terminal.")

@@ -11,7 +11,7 @@ import click
 from kdist import console
 from kdist.commands import options, targets
 from kdist.errors import Code, UsageError
-from kdist.job.find import Listed, Listing
+from kdist.job.find import NO_CLUSTER, Listed, Listing
 from kdist.terminal import columns
 from kdist.units import age, number, or_dash
 
@@ -137,8 +137,7 @@ def _report_none(cluster: Cluster | None, *, here: bool, local: bool, every: boo
         place = "" if every else f" in namespace {cluster.namespace}"
         console.message(f"there are no jobs{place}{', nor on this machine' if here else ''}")
         return Code.OK
-    reason = "" if local else ", and no kubeconfig names a cluster"
-    console.message(f"there are no jobs on this machine{reason}")
+    console.message(f"there are no jobs on this machine{'' if local else NO_CLUSTER}")
     console.message("Next: kdist init")
     return Code.OK
 

@@ -351,6 +351,29 @@ def dry_run_option(command: Command) -> Command:
     )(command)
 
 
+def preview_option(command: Command) -> Command:
+    """Add `--dry-run` where the server cannot check the change; the command receives `dry_run`."""
+    return click.option(
+        "--dry-run",
+        type=click.Choice(["none", "client"]),
+        default="none",
+        help="Show what would be done, without doing it.",
+    )(command)
+
+
+def pod_options(command: Command) -> Command:
+    """Add the options that choose a pod of the job; the command receives `rank` and `pod`."""
+    return _decorate(
+        command,
+        click.option(
+            "--rank",
+            type=click.IntRange(min=0),
+            help="The pod that runs this rank (default: rank 0).",
+        ),
+        click.option("--pod", default="", metavar="NAME", help="This pod."),
+    )
+
+
 def wait_option(command: Command) -> Command:
     """Add `--wait/--no-wait`; the command receives `wait`."""
     return click.option(

@@ -20,12 +20,7 @@ _PORT = re.compile(r"(?:(\d{1,5})?:)?(\d{1,5})")
 @click.command()
 @click.argument("job", metavar="NAME|FILE", shell_complete=options.complete_job)
 @click.argument("ports", nargs=-1, metavar="[metrics|[LOCAL:]tensorboard|[LOCAL:]REMOTE]...")
-@click.option(
-    "--rank",
-    type=click.IntRange(min=0),
-    help="The pod that runs this rank (default: rank 0).",
-)
-@click.option("--pod", default="", metavar="NAME", help="This pod.")
+@options.pod_options
 @options.accept_option
 @options.output_option("text", "json")
 @options.cluster_options

@@ -17,12 +17,7 @@ from kdist.job.job import Change
 @options.accept_option
 @options.cluster_options
 @options.wait_option
-@click.option(
-    "--dry-run",
-    type=click.Choice(["none", "client"]),
-    default="none",
-    help="Show what would be done, without doing it.",
-)
+@options.preview_option
 @options.output_option("table", "json")
 def command(
     job: str | None,

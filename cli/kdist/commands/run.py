@@ -119,7 +119,7 @@ def _refuse_launcher(file: str, args: list[str]) -> None:
 @click.option(
     "--propagate-exit-code",
     is_flag=True,
-    help="Exit with the trainer's own code (64 to 75, 200 to 207) instead of 10.",
+    help=f"Exit with the trainer's own code (64 to 75, 200 to 207) instead of {Code.JOB_FAILED}.",
 )
 def command(
     file: str,

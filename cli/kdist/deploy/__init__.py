@@ -21,7 +21,7 @@ from kdist.deploy.apply import (
     send,
 )
 from kdist.deploy.delete import drop_owner, find_objects, prune, remove
-from kdist.deploy.plan import Plan, make_plan, record_commit
+from kdist.deploy.plan import Plan, describe_suspended, make_plan, record_commit
 from kdist.deploy.resource import (
     ResourcePlan,
     compare_resource,
@@ -39,6 +39,7 @@ __all__ = [
     "compare",
     "compare_resource",
     "create_key",
+    "describe_suspended",
     "drop_owner",
     "find_difference",
     "find_objects",

@@ -261,7 +261,12 @@ def _describe_state(
             f"`{restart}`, which continues from its last checkpoint"
         )
     elif state.suspended and ASKED in decided:
-        yield (f"{name} stays suspended: `kdist resume {name} -n {cluster.namespace}` starts it")
+        yield describe_suspended(name, cluster.namespace)
+
+
+def describe_suspended(name: str, namespace: str) -> str:
+    """What is said of a job that is suspended, and that was applied."""
+    return f"{name} stays suspended: `kdist resume {name} -n {namespace}` starts it"
 
 
 def objects_of(
@@ -293,12 +298,9 @@ def check_kind(cluster: Cluster, job: TrainingJob, decided: str) -> None:
     """Raise `KdistError` if the job asks for another workload kind than was decided for it."""
     if decided and job.spec.backend not in ("auto", decided):
         name, delete = job.metadata.name, f"kdist delete {job.metadata.name} -n {cluster.namespace}"
-        raise KdistError(
-            f"{name} runs as backend {decided}, but the job file has {job.spec.backend}: "
-            "the kind of an existing job cannot be changed",
-            hint=f"`{delete}` keeps the checkpoints, and the next apply resumes from them",
-            next_command=delete,
-        )
+        hint = f"`{delete}` keeps the checkpoints, and the next apply resumes from them"
+        asked = f"the job file has {job.spec.backend}"
+        raise backends.refuse_kind(name, decided, asked, hint=hint, next_command=delete)
 
 
 def choose_backend(cluster: Cluster, job: TrainingJob, decided: Mapping[str, str]) -> str:
@@ -310,13 +312,8 @@ def choose_backend(cluster: Cluster, job: TrainingJob, decided: Mapping[str, str
     """
     if job.spec.backend != "auto":
         backend = backends.get(job.spec.backend)
-        if not decided and (backend.api_version, backend.kind) not in cluster.kinds():
-            raise KdistError(
-                f"backend {backend.name}: this cluster has no {backend.kind} "
-                f"({backend.api_version})",
-                hint="install its operator, or let `backend: auto` choose what the cluster has",
-                next_command="kdist doctor",
-            )
+        if not decided:
+            backends.require(backend, cluster.kinds())
         return backend.name
     return decided.get(BACKEND) or backends.choose(cluster.kinds(), job)
 

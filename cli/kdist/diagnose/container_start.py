@@ -204,7 +204,7 @@ def find_config_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     if found := re.search(r'(secret|configmap) "([^"]+)" not found', message):
         kind = "Secret" if found[1] == "secret" else "ConfigMap"
         cause = f"{found[1]}-missing"
-        sentence = f"{kind} {found[2]} does not exist in namespace {ctx.namespace}"
+        sentence = ctx.missing(f"{kind} {found[2]}")
         create = "secret generic" if kind == "Secret" else "configmap"
         fix = f"create it: kubectl create {create} {found[2]} … -n {ctx.namespace}"
     elif found := re.search(_NO_KEY, message):

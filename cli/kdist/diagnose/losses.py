@@ -450,8 +450,7 @@ def _diagnose_lost_config_map(ctx: DiagnosticContext) -> Diagnosis | None:
         goes_on = f"{count(len(alive), 'new pod')} of the job cannot start without it"
     return Diagnosis(
         "configmap-gone",
-        f"ConfigMap {ctx.name} does not exist in namespace {ctx.namespace}, it was deleted: "
-        f"{goes_on}",
+        f"{ctx.missing(f'ConfigMap {ctx.name}')}, it was deleted: {goes_on}",
         "blocked",
         (f"configmap/{ctx.name}: not found", *evidence),
         "`kdist apply` with the job file creates it again; nothing is lost",

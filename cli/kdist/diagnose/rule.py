@@ -105,6 +105,10 @@ class DiagnosticContext:
         self.pods = self.status.pods
         self.now = seen.taken
 
+    def missing(self, what: str) -> str:
+        """What is said of an object that the job needs and that does not exist."""
+        return f"{what} does not exist in namespace {self.namespace}"
+
     @cached_property
     def events(self) -> list[KubernetesEvent]:
         """All events of the job, the latest first."""

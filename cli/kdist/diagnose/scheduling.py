@@ -71,7 +71,7 @@ def find_claim_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
 def _missing_claim(ctx: DiagnosticContext, name: str, evidence: str) -> Diagnosis:
     return Diagnosis(
         "claim-missing",
-        f"the volume claim {name} does not exist in namespace {ctx.namespace}",
+        ctx.missing(f"the volume claim {name}"),
         evidence=(evidence,),
         fix="create it (`kdist render JOB.yaml --claims only` prints that of "
         "`checkpoints.size`), name one that exists, or let "

@@ -40,12 +40,7 @@ _FAULTS = ("rank", "agent", "pod", "silence")
 @options.accept_option
 @options.local_option
 @options.cluster_options
-@click.option(
-    "--dry-run",
-    type=click.Choice(["none", "client"]),
-    default="none",
-    help="Show what would be done, without doing it.",
-)
+@options.preview_option
 @options.output_option("table", "json")
 def command(
     job: str | None,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _LOOKUP_SECONDS = 3.0  # for the question whether a cluster has a job of a local run's name
 _PATIENCE_SECONDS = 3.0  # for a cluster that does not answer, if there are runs to list
+NO_CLUSTER = ", and no kubeconfig names a cluster"
 FILE_SUFFIXES = (".yaml", ".yml", ".json")
 """Ends of the names of job files."""
 
@@ -248,8 +249,7 @@ def missing_run(*names: str, local: bool = True) -> NotFoundError:
     if local:
         return NotFoundError(what, next_command="kdist get --local")
     hint = f"runs are in {run_dir.home()}; a job on a cluster needs a kubeconfig ($KUBECONFIG)"
-    what = f"{what}, and no kubeconfig names a cluster"
-    return NotFoundError(what, hint=hint, next_command="kdist get")
+    return NotFoundError(what + NO_CLUSTER, hint=hint, next_command="kdist get")
 
 
 def describe_absence() -> str:

@@ -38,6 +38,11 @@ def describe_status(status: JobStatus) -> str:
     return f"{status.name}: {status.phase}{reason}{nodes}{message}"
 
 
+def describe_continuation(saved: int | None) -> str:
+    """Where a run goes on that has saved this step."""
+    return "continues from there" if saved else "starts from the beginning"
+
+
 def exit_code(status: JobStatus) -> Code:
     """The exit code of a command that has waited until the job ended."""
     return {Phase.SUCCEEDED: Code.OK, Phase.FAILED: Code.JOB_FAILED}.get(

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 FAILED = "failed"
 """Stands for the rank whose failure ended a job."""
+NOT_SUSPENDED = "is not suspended"
+CANNOT_SUSPEND = "and cannot be suspended"
+"""What is said of a job after its name and its state."""
 Notify = Callable[[str], None]
 """Receives a message about progress."""
 

@@ -217,9 +217,7 @@ def read_file(path: str | Path) -> tuple[bytes, str, Path]:
             hint=f"name the file in it: {Path(path) / 'job.yaml'}",
         ) from None
     except OSError as error:
-        raise UsageError(
-            f"cannot read `{path}`: {error.strerror}", hint="`ls -l` shows who may read it"
-        ) from None
+        raise unreadable(f"cannot read `{path}`", error) from None
     return data, str(path), Path(path).absolute().parent
 
 
@@ -229,6 +227,11 @@ def resolve_path(base: Path, path: str) -> Path:
     with suppress(RuntimeError):  # `~name` of nobody
         expanded = expanded.expanduser()
     return (base / expanded).absolute()
+
+
+def unreadable(what: str, error: OSError) -> UsageError:
+    """The error for a file or folder that exists and cannot be read."""
+    return UsageError(f"{what}: {error.strerror}", hint="`ls -l` shows who may read it")
 
 
 def missing(path: str | Path) -> UsageError:

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from kdist.errors import KdistError, Problem, UsageError
-from kdist.load import resolve_path
+from kdist.load import resolve_path, unreadable
 from kdist.load.yaml_parser import YamlNode
 from kdist.spec import TrainingJob
 
@@ -104,10 +104,7 @@ class CodeFolder:
         try:
             return {each.name: convert(each.path) for each in self.files}
         except OSError as error:
-            raise UsageError(
-                f"spec.code: cannot read {error.filename}: {error.strerror}",
-                hint="`ls -l` shows who may read it",
-            ) from None
+            raise unreadable(f"spec.code: cannot read {error.filename}", error) from None
 
     def describe(self, *, all_names: bool = False) -> str:
         """Count, bytes and first names of what is sent, then what is left out."""
@@ -143,20 +140,21 @@ def find_code(job: TrainingJob, base: Path) -> CodeFolder | None:
     return list_folder(resolve_path(base, job.spec.code.path), shown=job.spec.code.path)
 
 
+def missing_folder(root: Path) -> UsageError:
+    """The error for a code folder that does not exist."""
+    hint = "its path is relative to the job file"
+    return UsageError(f"spec.code: there is no folder {root}", hint=hint)
+
+
 def list_folder(root: Path, *, shown: str) -> CodeFolder:
     """Walk a folder, without reading its files. Raises as `find_code` does."""
     found = CodeFolder(shown, root.resolve())
     try:
         if not root.is_dir():
-            raise UsageError(
-                f"spec.code: there is no folder {root}", hint="its path is relative to the job file"
-            )
+            raise missing_folder(root)
         _Walk(found).folder(found.root, PurePosixPath(), ())
     except OSError as error:
-        raise UsageError(
-            f"spec.code: cannot read {error.filename}: {error.strerror}",
-            hint="`ls -l` shows who may read it",
-        ) from None
+        raise unreadable(f"spec.code: cannot read {error.filename}", error) from None
     found.files.sort()
     return found
 

@@ -127,7 +127,9 @@ def _advise(run: LocalJob) -> tuple[str, str]:
         return "its `kdist run` starts agents again that end", run.kdist("status")
     if run.is_done:
         return "it is done", run.kdist("report")
-    return "it continues from its last checkpoint", run.next_run
+    from kdist.job.local.job import CONTINUES
+
+    return CONTINUES, run.next_run
 
 
 def _avoid_or_allow(

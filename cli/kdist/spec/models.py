@@ -355,9 +355,7 @@ class Checkpoints(CheckedModel):
             "https://minio.example.com:9000; without it that of the cloud."
         ),
     )
-    region: Label | None = Field(
-        None, description="Region of an s3:// bucket, such as eu-central-1."
-    )
+    region: Label | None = Field(None, description=UrlSource.model_fields["region"].description)
     secret: ObjectName | None = Field(
         None,
         description=(

@@ -136,7 +136,7 @@ class Spec(CheckedModel):
         ),
     )
     procs_per_node: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
-        "auto", description="Ranks per node; auto is one per GPU, or 1 without GPUs."
+        "auto", description=shared("procs_per_node").description
     )
     threads_per_rank: int = shared("threads_per_rank")
     resources: Resources = Field(

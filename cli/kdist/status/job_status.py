@@ -5,10 +5,10 @@ strongest evidence down, that is the workload's end, the user's requests, agents
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from kdist.manifest import find_owner
 from kdist.status import documents
@@ -289,8 +289,7 @@ class Evidence:
         return [pod for pod in self.pods if not pod.over]
 
 
-@dataclass(frozen=True)
-class PhaseDecision:
+class PhaseDecision(NamedTuple):
     """A phase, with a reason and a message where there is something to add."""
 
     phase: Phase
@@ -397,6 +396,28 @@ def _decide_start(evidence: Evidence) -> PhaseDecision | None:
     )
 
 
+LOADS: Final = "the agents load torch"
+JOINED: Final = "the ranks start and load the workload"
+"""What agents do before their ranks train."""
+
+
+def decide_by_states(states: Collection[str], running: int, most: int) -> PhaseDecision | None:
+    """The phase that states of agents decide alone, wherever they run: that ranks train, on
+    `running` of at most `most` nodes, or that they are stopped.
+    """
+    if any(state in RUNNING_STATES for state in states):
+        if running < most:
+            smaller = f"runs on {running} of at most {most} nodes"
+            return PhaseDecision(Phase.RUNNING, "Smaller", smaller)
+        return PhaseDecision(Phase.RUNNING)
+    if "hung" in states:
+        return PhaseDecision(Phase.RECOVERING, "Hang", "ranks hang and are stopped")
+    if "restarting" in states:
+        words = "the ranks of a failed group are stopped, then a new group forms"
+        return PhaseDecision(Phase.RECOVERING, "Restarting", words)
+    return None
+
+
 def _decide_active(evidence: Evidence) -> PhaseDecision:
     working = evidence.working
     reports = newest_generation(
@@ -410,19 +431,9 @@ def _decide_active(evidence: Evidence) -> PhaseDecision:
             return PhaseDecision(
                 Phase.RUNNING, "NodeLost", f"continues with {running} nodes: one does not respond"
             )
-        if running < evidence.nodes.max:
-            return PhaseDecision(
-                Phase.RUNNING, "Smaller", f"runs on {running} of at most {evidence.nodes.max} nodes"
-            )
-        return PhaseDecision(Phase.RUNNING)
-    if any(report.state == "hung" for report in reports):
-        return PhaseDecision(Phase.RECOVERING, "Hang", "ranks hang and are stopped")
-    if any(report.state == "restarting" for report in reports):
-        return PhaseDecision(
-            Phase.RECOVERING,
-            "Restarting",
-            "the ranks of a failed group are stopped, then a new group forms",
-        )
+    states = [report.state for report in reports]
+    if (found := decide_by_states(states, len(working), evidence.nodes.max)) is not None:
+        return found
     has_run = _has_history(evidence)
     if any(report.state in JOINING_STATES for report in reports):
         joined = sum(report.state == "rendezvous" for report in reports)
@@ -431,7 +442,7 @@ def _decide_active(evidence: Evidence) -> PhaseDecision:
             words = [f"{joined} of {evidence.nodes.max} nodes joined, {evidence.nodes.min} needed"]
             words += filter(None, [describe_fetching(evidence.alive)])
             return PhaseDecision(phase, "Rendezvous", "; ".join(words))
-        return PhaseDecision(phase, "Initializing", "the ranks start and load the workload")
+        return PhaseDecision(phase, "Initializing", JOINED)
     if any(report.state == "succeeded" for report in reports):
         return PhaseDecision(Phase.RUNNING, "Finishing", "the training is done, its pods end")
     if working:
@@ -482,7 +493,7 @@ def _unanswered(evidence: Evidence, working: Sequence[Pod], *, has_run: bool) ->
         return PhaseDecision(
             Phase.RECOVERING if has_run else Phase.STARTING,
             "Loading",
-            unknown if is_unknown else "the agents load torch",
+            unknown if is_unknown else LOADS,
         )
     if len(working) < evidence.nodes.min:
         message = f"{len(working)} of {evidence.nodes.min} needed nodes run"

@@ -119,7 +119,7 @@ def run_tensorboard(target: AppliedJob, *, notify: Notify) -> Iterator[TensorBoa
                 yield TensorBoardSession(pod.name, port, session.is_open)
                 return
     else:
-        notify(f"no pod of {target.name} runs: starting a helper pod")
+        notify(checkpoints.NO_POD.format(target.name))
     idle = ["python", "-m", MODULE, target.checkpoints, "--wait"]
     node = running.node if running is not None else ""
     settings: dict[str, Any] = {"seconds": _MAX_SECONDS, "memory": _MEMORY, "node": node}

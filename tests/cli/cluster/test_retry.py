@@ -28,7 +28,7 @@ def in_turn(*replies: Reply) -> Callable[[Asked], Reply]:
     return lambda _: left.pop(0) if len(left) > 1 else left[0]
 
 
-@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_a_server_that_is_busy_or_broken_is_asked_again_and_reported_once(
     status: int, serve: Serve, connect: Connect, reported: list[str]
 ) -> None:

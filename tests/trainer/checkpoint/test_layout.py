@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.checkpoint.lock import Lock
-from kdist_trainer.checkpoint.manifest import CheckpointDirectory, name_of, parse_name
+from kdist_trainer.checkpoint.manifest import CheckpointDirectory, parse_name
+from kdist_trainer.formats import checkpoint_name
 from tests.trainer.checkpoint.states import load, open_store, save
 
 
@@ -29,7 +30,7 @@ def test_only_real_folders_of_exactly_the_committed_name_are_checkpoints(tmp_pat
 
 def test_what_a_later_group_committed_is_newer_whatever_its_step(tmp_path: Path) -> None:
     for step, epoch in [(100, 1), (20, 3), (60, 2), (10, 3)]:
-        (tmp_path / name_of(step, epoch)).mkdir()
+        (tmp_path / checkpoint_name(step, epoch)).mkdir()
     expected = [(3, 20), (3, 10), (2, 60), (1, 100)]
     assert [(one.epoch, one.step) for one in CheckpointDirectory(tmp_path).committed()] == expected
 
@@ -62,8 +63,8 @@ def test_a_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
 
 
 def test_names_read_back_what_they_were_made_of() -> None:
-    assert parse_name(name_of(1200, 3)) == (3, 1200)
-    assert name_of(1200, 3) == "step-00001200-e3"
+    assert parse_name(checkpoint_name(1200, 3)) == (3, 1200)
+    assert checkpoint_name(1200, 3) == "step-00001200-e3"
 
 
 def test_done_is_written_whole_and_read_back_and_anything_else_is_not_done(tmp_path: Path) -> None:

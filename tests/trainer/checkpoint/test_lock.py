@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from kdist_trainer.checkpoint.lock import Lock, LockLostError
-from kdist_trainer.checkpoint.manifest import Checkpoint, name_of
+from kdist_trainer.checkpoint.manifest import Checkpoint
 from kdist_trainer.checkpoint.storage import Operation, observed
 from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.formats import checkpoint_name
 
 
 def test_a_later_generation_of_the_same_run_takes_over_at_once(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_a_claim_that_a_crash_left_without_content_still_counts_as_an_epoch(tmp_
 
 def test_checkpoints_that_a_superseded_writer_brings_in_late_do_not_count(tmp_path: Path) -> None:
     def checkpoint(step: int, epoch: int) -> Checkpoint:
-        return Checkpoint(step, epoch, tmp_path / name_of(step, epoch))
+        return Checkpoint(step, epoch, tmp_path / checkpoint_name(step, epoch))
 
     before, late, own = checkpoint(50, 1), checkpoint(100, 1), checkpoint(60, 2)
     first, second = Lock(tmp_path), Lock(tmp_path)

@@ -41,7 +41,7 @@ from kdist_trainer.agent.coordination import (
     failure_to_event,
 )
 from kdist_trainer.agent.exits import GroupResult, RunOutcome, failed, root_cause, stopped
-from kdist_trainer.agent.hangs import RankActivity, Watchdog
+from kdist_trainer.agent.hangs import NO_STORE, RankActivity, Watchdog
 from kdist_trainer.agent.monitor import AgentTelemetry, PollResult, RendezvousPoller, WorkerMonitor
 from kdist_trainer.agent.restart_policy import RestartLedger, SingleStart
 from kdist_trainer.agent.settings import (
@@ -619,12 +619,10 @@ def open_handler(settings: Settings, stores: StoreClients, *, predecessors: set[
             break
         except RendezvousConnectionError as error:
             if scheme == C10D or time.monotonic() > deadline:
-                raise StoreUnavailableError(
-                    f"the rendezvous store does not respond: {error}"
-                ) from error
+                raise StoreUnavailableError(f"{NO_STORE}: {error}") from error
             log.warn(
                 "rendezvous-retried",
-                message=f"the rendezvous store does not respond: {error.__cause__ or error}",
+                message=f"{NO_STORE}: {error.__cause__ or error}",
             )
             time.sleep(_RETRY_SECONDS)
     if scheme == KUBERNETES and open_key(stores.retrying).fingerprint() is None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from kdist_trainer.causes.host import SHARED_MEMORY
 from kdist_trainer.causes.row import shorten
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.checkpoint.storage import StoragePath
@@ -405,6 +406,7 @@ def _counters() -> Iterator[Path]:
 
 
 RECORD = "exit.json"
+RECORD_HELP = "file for the exit record, which Kubernetes reads"
 TERMINATION_BYTES = 4096
 """The most bytes of a termination message that Kubernetes keeps."""
 
@@ -540,8 +542,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "checkpoints": "delete old checkpoints or other files there, keep fewer "
     "(spec.train.checkpoint.keep), or use a larger volume",
     "scratch": "delete other files there, it is the folder of this agent's own files",
-    "shared memory": "lower train.loader.workers, or raise spec.resources.memory, of which "
-    "/dev/shm is a part",
+    "shared memory": SHARED_MEMORY.format(free=""),
 }
 """What helps, by the use of the folder."""
 

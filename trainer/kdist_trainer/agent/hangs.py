@@ -208,6 +208,7 @@ def format_ranks(ranks: Iterable[int]) -> str:
     return f"rank {text}" if len(spans) == 1 and spans[0][0] == spans[0][1] else f"ranks {text}"
 
 
+NO_STORE = "the rendezvous store does not respond"
 RANK_STATES_SECONDS = 2.0
 """How long an agent waits for the other agents' rank states after a hang."""
 _POLL_SECONDS = 0.1
@@ -222,7 +223,7 @@ def read_or_empty(request: Callable[[], Document]) -> Document:
     except RuntimeError as error:
         log.warn(
             "rendezvous-unreachable",
-            message=f"the rendezvous store does not respond: {error}",
+            message=f"{NO_STORE}: {error}",
         )
         return {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from kdist_trainer.causes.row import ANY_TEXT, TORCH_CPU, TORCH_CUDA, Row, user
+from kdist_trainer.causes.row import ANY_TEXT, IN_USE, NO_NAME, TORCH_CPU, TORCH_CUDA, Row, user
 from kdist_trainer.config.exit_codes import Cause
 
 _C10D = r"gloo|Gloo|NCCL|nccl|c10d|TCPStore|ProcessGroup|process group|monitoredBarrier|^Dist\w+:"
@@ -58,7 +58,7 @@ COLLECTIVES = (
         _near(r"[Aa]ddress already in use"),
         Cause.RENDEZVOUS,
         "the port of the process group was taken meanwhile: another try picks another",
-        "errno.h EADDRINUSE Address already in use",
+        IN_USE,
         f"{_GLOO}listener.cc] bind: Address already in use",
     ),
     _late(
@@ -154,7 +154,7 @@ COLLECTIVES = (
     _lost(
         "store-name",
         r"(getaddrinfo|c10d|host ?name).*(Name or service not known|Temporary failure in name)",
-        "netdb.h EAI_AGAIN Temporary failure in name resolution",
+        NO_NAME,
         "The hostname could not be resolved: getaddrinfo: Temporary failure in name resolution",
         _ROUTE,
     ),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import errno
 
-from kdist_trainer.causes.row import ANY_TEXT, TORCH_CPU, TORCH_PYTHON, Row, user
+from kdist_trainer.causes.row import ANY_TEXT, IN_USE, NO_NAME, TORCH_CPU, TORCH_PYTHON, Row, user
 from kdist_trainer.config.exit_codes import Cause, Fault, Rerun
 
 _SHAPES = "fix the shapes at {place}"
@@ -199,7 +199,7 @@ _DIED = (
     "find what ended the process of the data loader (its lines are above in the log): memory, "
     "/dev/shm or a signal; train.loader.workers: 0 loads in the rank itself"
 )
-_SHM = (
+SHARED_MEMORY = (
     "raise spec.resources.memory, of which /dev/shm is a part{free}, or lower train.loader.workers"
 )
 _FILES = "raise the limit of open files (ulimit -n), or close what {place} opens"
@@ -291,7 +291,7 @@ SYSTEM = (
         "shm-bus-error",
         r"bus error.*insufficient shared memory|insufficient shared memory \(shm\)",
         Cause.STORAGE,
-        _SHM,
+        SHARED_MEMORY,
         f"{TORCH_PYTHON} This might be caused by insufficient shared memory (shm).",
         "Unexpected bus error encountered in worker. This might be caused by insufficient shared "
         "memory (shm).",
@@ -302,7 +302,7 @@ SYSTEM = (
         r"unable to (allocate shared memory|open shared memory object|resize file|mmap \d+ bytes)"
         r"|Couldn't allocate shared memory segment|No space left on device: '/(dev/shm|psm_)",
         Cause.STORAGE,
-        _SHM,
+        SHARED_MEMORY,
         f"{TORCH_CPU} unable to allocate shared memory(shm) for file <",
         "unable to allocate shared memory(shm) for file </torch_71_1>: No space left on device",
         fault=Fault.USER,
@@ -401,7 +401,7 @@ SYSTEM = (
         {errno.EADDRINUSE, errno.EADDRNOTAVAIL},
         Cause.RENDEZVOUS,
         "let the system choose the port at {place} (port 0)",
-        "errno.h EADDRINUSE Address already in use",
+        IN_USE,
         users=True,
     ),
     user(
@@ -441,7 +441,7 @@ SYSTEM = (
     _name(
         "name-lookup",
         r"Temporary failure in name resolution|Name or service not known",
-        "netdb.h EAI_AGAIN Temporary failure in name resolution",
+        NO_NAME,
         "[Errno -3] Temporary failure in name resolution",
         "gaierror",
         "URLError",

@@ -42,7 +42,6 @@ from kdist_trainer.checkpoint.manifest import (
     CheckpointDirectory,
     Manifest,
     UnloadableStateError,
-    name_of,
     write_state,
 )
 from kdist_trainer.checkpoint.reader import LoadedCheckpoint, Template
@@ -66,7 +65,7 @@ from kdist_trainer.checkpoint.writer import (
 from kdist_trainer.config import Checkpointing
 from kdist_trainer.distributed.checkpoint_group import CheckpointGroup, RankInfo
 from kdist_trainer.errors import CheckpointMismatchError, PeersLostError, StorageError, classify
-from kdist_trainer.formats import SCRATCH
+from kdist_trainer.formats import SCRATCH, checkpoint_name
 from kdist_trainer.formats.digest import Digest
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.object_store.store import ObjectPath
@@ -459,7 +458,7 @@ class CheckpointManager:
 
     def acknowledge(self, result: SaveResult) -> None:
         """Take in a checkpoint that another rank of this group has committed."""
-        path = self.directory.root / name_of(result.step, self.epoch)
+        path = self.directory.root / checkpoint_name(result.step, self.epoch)
         if self.resumed is not None and self.resumed.step == result.step:
             path = self.resumed.path  # it was committed before this group took the lock
         self._writer.acknowledged = replace(result, path=path)
@@ -498,7 +497,7 @@ class CheckpointManager:
         document = {
             "run_id": self._run_id,
             "step": step,
-            "checkpoint": name_of(step, self.epoch),
+            "checkpoint": checkpoint_name(step, self.epoch),
             **final,
             "job": self._job,
         }
@@ -699,7 +698,7 @@ class FileCheckpointManager(CheckpointManager):
     def _commit_files(
         self, write: WriteFiles, *, framework: str, step: int, started: float
     ) -> None:
-        temporary = self._new_folder(name_of(step, self.epoch))
+        temporary = self._new_folder(checkpoint_name(step, self.epoch))
         local = temporary if isinstance(temporary, Path) else _local_folder() / temporary.name
         error = self._write(write, local)
         state = {"step": step, "framework": framework}

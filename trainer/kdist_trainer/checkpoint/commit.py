@@ -44,12 +44,12 @@ from kdist_trainer.checkpoint.manifest import (
     UnloadableStateError,
     UnsupportedCheckpointError,
     check_sizes,
-    name_of,
     read_raw_manifest,
 )
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Best, Keep
 from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.formats import checkpoint_name
 from kdist_trainer.formats.digest import Digest
 from kdist_trainer.formats.untrusted_text import finite_number, number_of
 from kdist_trainer.metrics.rank_metrics import StepStats
@@ -590,7 +590,7 @@ def check_file_system(root: Path) -> None:
         OSError: the disk is full or broken, which may be temporary.
     """
     # named like a save's folder: it is cleaned up later if this process dies here
-    stale = name_of(0, 0) + ".tmp-probe-" + secrets.token_hex(4)
+    stale = checkpoint_name(0, 0) + ".tmp-probe-" + secrets.token_hex(4)
     before, after = root / stale, root / f"{stale}-renamed"
     try:
         for operation, attempt in _OPERATIONS.items():

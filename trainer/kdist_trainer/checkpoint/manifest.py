@@ -43,8 +43,10 @@ import kdist_trainer
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.errors import CheckpointMismatchError
+from kdist_trainer.formats import CHECKPOINT as PREFIX
 from kdist_trainer.formats import FIRST, FORMATS, NewerFormatError, check_format, stamp, take_format
 from kdist_trainer.formats import FORMAT as FORMAT_FIELD
+from kdist_trainer.formats import checkpoint_name as name_of
 from kdist_trainer.formats.digest import Digest, UnknownAlgorithmError
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
@@ -141,17 +143,13 @@ def decode(value: Any) -> Any:
     return {key: decode(one) for key, one in value.items()}
 
 
-NAME_PATTERN = re.compile(r"step-(\d{8,})-e(\d+)")
-FILES_PATTERN = re.compile(r"step-(\d{8,})-e(\d+)\.files-[\w-]+")
+_NAME = PREFIX + r"(\d{8,})-e(\d+)"
+NAME_PATTERN = re.compile(_NAME)
+FILES_PATTERN = re.compile(_NAME + r"\.files-[\w-]+")
 MANIFEST = "manifest.json"
 STATE = "state.json"
 FILES = "files"
 """Subfolder of the files that a framework has written, in a checkpoint of its format."""
-
-
-def name_of(step: int, epoch: int) -> str:
-    """Name of a committed checkpoint's folder."""
-    return f"step-{step:08d}-e{epoch}"
 
 
 def parse_name(name: str) -> tuple[int, int] | None:
@@ -413,8 +411,8 @@ def _regular(path: Path) -> os.stat_result:
     return found
 
 
-_TEMPORARY = re.compile(r"step-(\d{8,})-e(\d+)\.tmp-[\w-]+")
-_DAMAGED = re.compile(r"step-(\d{8,})-e(\d+)\.damaged(-\d+)?")
+_TEMPORARY = re.compile(_NAME + r"\.tmp-[\w-]+")
+_DAMAGED = re.compile(_NAME + r"\.damaged(-\d+)?")
 
 
 @dataclass(frozen=True)

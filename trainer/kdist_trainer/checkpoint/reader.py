@@ -65,7 +65,7 @@ from kdist_trainer.checkpoint.torch_internals import (
 from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.errors import CheckpointMismatchError
 from kdist_trainer.formats import NewerFormatError
-from kdist_trainer.formats.allow_list import AllowList, UnsafePickleError
+from kdist_trainer.formats.allow_list import NOT_ALLOWED, AllowList, UnsafePickleError
 from kdist_trainer.formats.digest import Digest
 from kdist_trainer.state import ValueKind
 
@@ -195,7 +195,7 @@ def read_value(stream: IO[bytes]) -> Any:
         # torch's own text is an advice to run what is in the file
         found = _REFUSED.search(str(error))
         raise ValueError(
-            f"it refers to {found[1]:.100}, which is not on the allow-list"
+            f"it refers to {found[1]:.100}{NOT_ALLOWED}"
             if found
             else f"it is no plain value ({str(error).rpartition('error: ')[2]:.200})"
         ) from None

@@ -22,6 +22,7 @@ from kdist_trainer.config.sources import Init
 
 DEFAULT_KEEP: Final = 3
 """Committed checkpoints that are kept, also by scripts and integrations."""
+NO_REPLICA: Final = "no rank holds the whole state"
 
 
 def _only_true(value: Any) -> Any:
@@ -241,7 +242,7 @@ class Schedule(ConfigModel):
         "constant", description="Shape of the schedule after the warm-up."
     )
     warmup_steps: int = Field(
-        0, ge=0, le=2**53, description="Number of steps of linear warm-up from zero."
+        0, ge=0, le=2**53, description="Number of steps of linear warm-up to the peak."
     )
     final_ratio: float = Field(
         0.0,
@@ -485,8 +486,7 @@ class Training(ConfigModel):
             )
         if self.recovery == "inPlace" and self.strategy != "ddp":
             raise ValueError(
-                f"recovery: inPlace needs strategy ddp, but with {self.strategy} no rank holds the "
-                "whole state"
+                f"recovery: inPlace needs strategy ddp, but with {self.strategy} {NO_REPLICA}"
             )
         if self.grad_spike_factor is not None and not self.guards_gradients:
             raise ValueError("gradSpikeFactor needs onNonfinite: skip or rollback")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer import log
-from kdist_trainer.agent.exits import failed, stopped, write_termination_message
+from kdist_trainer.agent.exits import RECORD_HELP, failed, stopped, write_termination_message
 from kdist_trainer.config import SECRET_VARIABLES, Cause, Exit
 from kdist_trainer.config.sources import without_secrets
 from kdist_trainer.errors import ConfigError, KdistTrainerError
@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         "--termination-message",
         type=Path,
         metavar="FILE",
-        help="file for the exit record, which Kubernetes reads",
+        help=RECORD_HELP,
     )
     parser.add_argument(
         "--parent-pipe",

@@ -28,6 +28,8 @@ LEDGER: Final = "ledger"
 STEPS_FILE: Final = "steps.jsonl"
 EVENTS_FILE: Final = "events.jsonl"
 """What is in it: a line for each step, and one for each event of the run."""
+CHECKPOINT: Final = "step-"
+"""What the name of every checkpoint begins with."""
 FORMAT: Final = "format"
 FIRST: Final = 1
 FORMATS: Final[Mapping[str, int]] = {
@@ -57,6 +59,8 @@ MAX_NODES: Final = 4096
 """Nodes of a job."""
 MOST_SECONDS_LEFT: Final = 2**31 - 1
 """What a field of 32 bits can say, as that of a TrainJob."""
+RETRYABLE_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
+"""Of an API server that is busy, or whose storage or webhook is away: a retry may help."""
 METRICS_PORT: Final = 9401
 """Port on which an agent serves its metrics and its status, unless it is started with another."""
 REQUIREMENTS: Final[Mapping[str, str]] = {
@@ -100,6 +104,11 @@ failures and those from it on are retryable.
 def is_permanent_code(code: int) -> bool:
     """Whether an exit code says that a restart cannot help."""
     return 0 < code < FIRST_RETRYABLE_CODE
+
+
+def checkpoint_name(step: int, epoch: object) -> str:
+    """Name of a committed checkpoint's folder."""
+    return f"{CHECKPOINT}{step:08d}-e{epoch}"
 
 
 def prefix_rank(rank: int) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+NOT_ALLOWED = ", which is not on the allow-list"
 _PLAIN_KEYS = (str, int, bytes, type(None))
 
 
@@ -71,7 +72,7 @@ class _Unpickler(pickle._Unpickler):
             return self._allowed.names[module_name, global_name]
         except KeyError:
             raise pickle.UnpicklingError(
-                f"it names {module_name:.100}.{global_name:.100}, which is not on the allow-list"
+                f"it names {module_name:.100}.{global_name:.100}{NOT_ALLOWED}"
             ) from None
 
     def load_build(self) -> None:

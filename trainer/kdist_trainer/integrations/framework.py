@@ -25,6 +25,7 @@ from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.numerics import rng
 from kdist_trainer.processes.liveness import Phase
 from kdist_trainer.script.api import SaveAgreement, ScriptWorld, close_manager, open_manager
+from kdist_trainer.script.state import CHANGED
 
 _trained: list[bool] = []  # that this process has opened the run's checkpoints once
 
@@ -188,9 +189,8 @@ def load_generators(folder: Path, rank: int, size: int) -> dict[str, Any]:
             saved=saved,
             ranks=size,
             message=(
-                f"the checkpoint has the random numbers of {saved} ranks, and now there are {size}:"
-                " those of ranks that are gone have no owner, and new ranks go on as the script "
-                "seeds them"
+                f"{CHANGED.format('the random numbers', saved, size)}: those of ranks that are "
+                "gone have no owner, and new ranks go on as the script seeds them"
             ),
         )
     file = _file(folder, rank)

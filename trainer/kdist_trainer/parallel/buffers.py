@@ -230,12 +230,7 @@ def report_late(names: set[str], *, differ: bool) -> None:
         f"from now on{before}",
     )
     if differ and dist.get_rank() == 0:
-        why = f"{what} were different on the ranks until they were synchronized"
-        log.event(
-            "not-reproducible",
-            why=why,
-            message=f"the training continues correctly, but is not bitwise identical: {why}",
-        )
+        log.not_reproducible(f"{what} were different on the ranks until they were synchronized")
 
 
 class Buffers:

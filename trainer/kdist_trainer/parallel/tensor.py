@@ -26,6 +26,10 @@ from kdist_trainer.parallel.fsdp import Sharded
 from kdist_trainer.torch_internals import tree_map_only
 from kdist_trainer.workload import Workload
 
+UNMATCHED = "names {}, and the model has no such part"
+MIXED = "has weights of its own ({}) and submodules: move the weights into a module"
+"""What is wrong with a plan, and with a module that no plan names."""
+
 
 class Tensor(Sharded):
     """The workload's plan over the ranks of each replica, `fully_shard` over the replicas."""
@@ -78,9 +82,7 @@ def split(model: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle], *,
             parallelize_module(model, mesh, plan)
         except UserWarning as warning:
             key = str(warning).partition("'")[2].partition("'")[0]
-            raise ConfigError(
-                f"{who}.tensor_plan names {key}, and the model has no such part"
-            ) from None
+            raise ConfigError(f"{who}.tensor_plan {UNMATCHED.format(key)}") from None
 
 
 def replicate(module: nn.Module, mesh: DeviceMesh, *, path: str) -> None:
@@ -99,10 +101,7 @@ def replicate(module: nn.Module, mesh: DeviceMesh, *, path: str) -> None:
     if not own:
         return
     if any(True for _ in module.children()):
-        raise ConfigError(
-            f"{path} has weights of its own ({own[0][0]}) and submodules: move the weights into "
-            "a module, or name this one in the plan"
-        )
+        raise ConfigError(f"{path} {MIXED.format(own[0][0])}, or name this one in the plan")
     for name, weight in own:
         replicated = distribute_tensor(weight.detach(), mesh, [Replicate()])
         module.register_parameter(

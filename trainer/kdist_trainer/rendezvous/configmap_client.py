@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.formats import RETRYABLE_STATUSES
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.network.deadline_http import DeadlineConnection, DeadlineTlsConnection
@@ -43,7 +44,6 @@ _REJECTIONS = {
     403: "does not permit the pod to use",
     404: "does not have",
 }
-_RETRYABLE = {408, 429, 500, 502, 503, 504}
 _MOST_BYTES = 8 << 20  # of a response; etcd holds objects of at most 1.5 MiB
 _MIN_PAUSE_SECONDS = 0.05
 _MAX_PAUSE_SECONDS = 2.0
@@ -220,7 +220,7 @@ class ConfigMap:
                         f"which this job's agents rendezvous ({reason})"
                     )
                     raise ConfigError(message)
-            elif status and status not in _RETRYABLE:
+            elif status and status not in RETRYABLE_STATUSES:
                 raise ApiRejectedError(f"the API server rejects ConfigMap {self.name}: {reason}")
             # A request to stop the agent shortens the time for retries.
             deadline = min(deadline, time.monotonic() + self._retry_seconds())

@@ -133,7 +133,7 @@ def report_change(parts: Sequence[Part], size: int) -> None:
     """Log what has no owner now, and which ranks begin without a part. Called on one rank."""
     if len(parts) == size:
         return
-    changed = f"the checkpoint has parts of {len(parts)} ranks, and now there are {size}"
+    changed = CHANGED.format("parts", len(parts), size)
     if len(parts) > size:
         left = "; ".join(
             f"rank {rank}: {''.join(f'state[{key!r}], ' for key in part.state)}random numbers"
@@ -218,6 +218,7 @@ def add_groups(
 
 ALONE: Final = ""
 """The name of an object that is given alone."""
+CHANGED: Final = "the checkpoint has {} of {} ranks, and now there are {}"
 _RESERVED: Final = frozenset({"state", "param_groups"})
 
 T = TypeVar("T")

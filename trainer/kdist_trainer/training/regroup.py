@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from kdist_trainer import log, workloads
 from kdist_trainer.checkpoint import torch_internals
 from kdist_trainer.config import Training
+from kdist_trainer.config.training import NO_REPLICA
 from kdist_trainer.distributed import group_abort
 from kdist_trainer.distributed.checkpoint_group import CheckpointGroup, broadcast_state
 from kdist_trainer.distributed.world import World
@@ -83,7 +84,7 @@ def is_possible(train: Training, world: World) -> bool:
 def why_refused(train: Training, world: World) -> str | None:
     """Why the ranks of this job cannot continue in place; None if they can."""
     if train.strategy != "ddp":
-        return f"with strategy {train.strategy} no rank holds the whole state"
+        return f"with strategy {train.strategy} {NO_REPLICA}"
     if world.device.type != "cpu":
         return (
             "on GPUs a step that the CPU has finished may still run on the device, with gradients "

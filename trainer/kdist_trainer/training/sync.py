@@ -325,12 +325,7 @@ def check_replicas(ctx: TrainContext, result: IntervalResult) -> None:
             "one is lost"
         )
         log.warn("replicas-differ", step=step, ranks=others, message=message)
-        why = f"{what}, so that all ranks start again with new plain attributes"
-        log.event(
-            "not-reproducible",
-            why=why,
-            message=f"the training continues correctly, but is not bitwise identical: {why}",
-        )
+        log.not_reproducible(f"{what}, so that all ranks start again with new plain attributes")
         ctx.step_log.add_event("replicas_differ", step=step, ranks=others)
     ctx.world.barrier()  # a rank that misses it would take the end of the others for a failure
     raise ReplicasDifferError(

@@ -437,12 +437,7 @@ def log_resume(ctx: TrainContext, saved: TrainState | None) -> None:
             f"{len(lost)} buffers of the model ({lost[0]}) are not persistent and begin again"
         )
     if reasons:
-        why = "; ".join(reasons)
-        log.event(
-            "not-reproducible",
-            why=why,
-            message=f"the training continues correctly, but is not bitwise identical: {why}",
-        )
+        log.not_reproducible("; ".join(reasons))
 
 
 @contextmanager

@@ -53,6 +53,7 @@ _IDLE_SECONDS = 6 * 3600
 _IDLE = ["python", "-c", f"import time; time.sleep({_IDLE_SECONDS})"]
 _COPY_SIZE = "1Gi"
 CONTAINER = "viewer"
+NO_POD = "no pod of {} runs: starting a helper pod"
 """Its name in every helper pod."""
 
 
@@ -158,7 +159,7 @@ def reading_pod(target: AppliedJob, notify: Notify) -> Iterator[tuple[str, str]]
     if running is not None:
         yield running.name, running.container
         return
-    notify(f"no pod of {target.name} runs: starting a helper pod")
+    notify(NO_POD.format(target.name))
     with idle_pod(target) as pod:
         yield pod, CONTAINER
 
@@ -317,7 +318,7 @@ def run_tool(target: AppliedJob, action: str, *arguments: str, notify: Notify) -
             running.name, command, container=running.container, timeout=TOOL_TIMEOUT
         )
         return read_answer(answer.decode(errors="replace"), code, running.name)
-    notify(f"no pod of {target.name} runs: starting a helper pod")
+    notify(NO_POD.format(target.name))
     with helper_pod(target, command, read_only=action != "aside") as name:
         phase = wait_for_phase(target, name, ("Succeeded", "Failed"))
         # the answer is the last document of the log, whatever the image prints before it

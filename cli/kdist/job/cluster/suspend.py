@@ -12,7 +12,7 @@ from kdist.errors import KdistError, NotFoundError
 from kdist.job.cluster import agents, wait
 from kdist.job.cluster.applied import AppliedJob
 from kdist.job.cluster.wait import PodExits
-from kdist.job.job import Change
+from kdist.job.job import CANNOT_SUSPEND, NOT_SUSPENDED, Change
 from kdist.manifest import QUEUE_PREFIX
 from kdist.status import Pod
 from kdist.status.documents import integer, items, text
@@ -69,7 +69,7 @@ def suspend(target: AppliedJob, how: Change) -> str:
     state = target.state()
     if state.finished:
         raise KdistError(
-            f"job {target.name} has finished ({state.finished}) and cannot be suspended",
+            f"job {target.name} has finished ({state.finished}) {CANNOT_SUSPEND}",
             next_command=target.command("status"),
         )
     leaving = [pod for pod in target.pods() if not pod.over]
@@ -152,7 +152,7 @@ def resume(target: AppliedJob, how: Change) -> str:
             next_command=target.command("restart"),
         )
     if not target.changes.can_resume(state):
-        return f"{target.name} is not suspended"
+        return f"{target.name} {NOT_SUSPENDED}"
     target.changes.require(dry_run=dry_run)
     target.changes.resume(dry_run=dry_run)
     if dry_run:

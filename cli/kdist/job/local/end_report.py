@@ -13,6 +13,7 @@ from typing import Any
 
 from kdist.errors import Code, KdistError
 from kdist.events import last_printed_line
+from kdist.job.goals import describe_continuation
 from kdist.job.local import run_dir
 from kdist.job.local.run_dir import CheckpointLocation, RunFolder
 from kdist.job.local.supervisor import Outcome
@@ -262,7 +263,7 @@ def conclude(ended: RunEnded, again: str) -> str | KdistError:
             code=Code.JOB_FAILED,
         )
     how = "was ended at once" if kind == "killed" else "stopped"
-    then = "continues from there" if saved else "starts from the beginning"
+    then = describe_continuation(saved)
     return f"{report['job']} {how}; {kept}. Next: kdist run {again}   {then}"
 
 

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kdist.errors import Code, KdistError, UsageError
 from kdist.events import Entry, read_files
-from kdist.job.goals import GOALS, describe_status, exit_code
+from kdist.job.goals import GOALS, describe_continuation, describe_status, exit_code
 from kdist.job.job import (
+    CANNOT_SUSPEND,
     FAILED,
+    NOT_SUSPENDED,
     SILENT,
     Change,
     ClusterOnlyError,
@@ -31,7 +33,7 @@ from kdist.job.job import (
 from kdist.job.local import agents, run_dir
 from kdist.spec import TrainConfig
 from kdist.status import JobStatus, Phase, Snapshot, documents
-from kdist_trainer.formats import LEDGER
+from kdist_trainer.formats import CHECKPOINT, LEDGER
 
 if TYPE_CHECKING:
     from kdist.agents.metrics import AgentSample
@@ -42,6 +44,7 @@ _CHECKPOINTS = "checkpoints"
 _POLL_SECONDS = 0.1
 _SPARE_SECONDS = 30.0  # for a run to end, in addition to the grace period of its ranks
 _WATCH_SECONDS = 0.5
+CONTINUES = "it continues from its last checkpoint"
 
 _WITH_VALUE = ("--nodes", "--procs-per-node", "--set", "-o")  # options, as `kdist run` records them
 
@@ -64,7 +67,7 @@ def _advise_restart(run: LocalJob, _: Change, *, fresh: bool, **__: bool) -> tup
     if fresh or run.is_done:
         reason = "it is done; " if run.is_done else ""
         return f"{reason}--fresh archives it and starts at step 0", run.next_run_with(fresh=True)
-    return "it continues from its last checkpoint", run.next_run
+    return CONTINUES, run.next_run
 
 
 def _advise_scale(run: LocalJob, nodes: str, _: Change) -> tuple[str, str]:
@@ -320,7 +323,7 @@ class LocalJob:
             if status.phase is Phase.SUSPENDED:
                 return f"{self.name} is already suspended: {status.message}"
             raise KdistError(
-                f"{self.name} is not running ({status.phase}) and cannot be suspended",
+                f"{self.name} is not running ({status.phase}) {CANNOT_SUSPEND}",
                 next_command=self.kdist("status"),
             )
         if how.dry_run != "none":
@@ -351,7 +354,7 @@ class LocalJob:
                 next_command=self.kdist("status"),
             )
         saved = status.last_checkpoint_step
-        then = "continues from there" if saved else "starts from the beginning"
+        then = describe_continuation(saved)
         return f"{self.name} is suspended: {status.message}. Next: {self.next_resume}   {then}"
 
     def resume(self, how: Change) -> str:
@@ -359,7 +362,7 @@ class LocalJob:
 
         status = self.snapshot().status
         if self.active:
-            return f"{self.name} is not suspended"
+            return f"{self.name} {NOT_SUSPENDED}"
         if status.phase is Phase.SUCCEEDED:
             raise KdistError(
                 f"{self.name} is done and cannot be resumed",
@@ -433,7 +436,7 @@ def find_job(name: str, *, dialog: Dialog = SILENT) -> LocalJob | None:
     root = Path(name).absolute() if os.sep in name else run_dir.home() / name
     known = (root / "run.json").is_file()
     if os.sep in name:
-        known = known or (root / LEDGER).is_dir() or any(root.glob("step-*"))
+        known = known or (root / LEDGER).is_dir() or any(root.glob(f"{CHECKPOINT}*"))
     return LocalJob(root, dialog) if known else None
 
 

@@ -31,6 +31,7 @@ from kdist.job.local.run_dir import CheckpointLocation, RunFolder
 from kdist.job.local.supervisor import AgentCommand
 from kdist.load import resolve_path
 from kdist.load.commit import find_commit
+from kdist.load.folder import missing_folder
 from kdist.spec import CODE_MOUNT, TrainingJob
 from kdist.status import documents
 from kdist.units import count
@@ -155,7 +156,7 @@ def _code(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
         return []
     code = resolve_path(base, job.spec.code.path)
     if not code.is_dir():
-        problems.append(f"spec.code: there is no folder {code}")
+        problems.append(missing_folder(code).message)
     return ["--code", str(code)]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from kdist.events import Entry, Event
 from kdist.job.local.agents import StatusReply
 from kdist.status import FetchProgress, documents
+from kdist.status.job_status import JOINED
 from kdist.status.step_history import StepHistory
 from kdist_trainer.formats import FIRST_RETRYABLE_CODE
 
@@ -272,7 +273,7 @@ class Progress:
             joined = phases.count("rendezvous")
             return f"rendezvous: {joined} of {expected} nodes joined, {self.min_nodes} needed"
         if "starting ranks" in phases:
-            return "the ranks start and load the workload"
+            return JOINED
         if "restarting" in phases:
             return "the ranks of the failed group are stopped, then a new group forms"
         if idle < STALE_SECONDS or "training" not in phases:

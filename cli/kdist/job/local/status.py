@@ -36,13 +36,14 @@ from kdist.status import (
 )
 from kdist.status.agent_status import (
     JOINING_STATES,
-    RUNNING_STATES,
     STANDBY_STATE,
     newest_generation,
     read_machine_faults,
     read_training,
 )
+from kdist.status.job_status import JOINED, LOADS, decide_by_states
 from kdist.status.pods import DONE
+from kdist_trainer.formats import checkpoint_name
 
 BACKEND = "local"
 _TAIL = 1 << 16  # bytes of a log in which the last progress is looked for
@@ -145,24 +146,17 @@ def _decide_active(reports: Mapping[str, AgentStatus], most: int, *, ended: int)
     """
     states = [report.state for report in reports.values()]
     again = any(report.generation > 1 or report.restarts for report in reports.values())
-    if any(state in RUNNING_STATES for state in states):
-        if len(states) < most:
-            return Phase.RUNNING, "Smaller", f"runs on {len(states)} of at most {most} nodes"
-        return Phase.RUNNING, "", ""
-    if "hung" in states:
-        return Phase.RECOVERING, "Hang", "ranks hang and are stopped"
-    if "restarting" in states:
-        words = "the ranks of a failed group are stopped, then a new group forms"
-        return Phase.RECOVERING, "Restarting", words
+    if (found := decide_by_states(states, len(states), most)) is not None:
+        return found
     phase = Phase.RECOVERING if again else Phase.STARTING
     if "rendezvous" in states:
         words = f"{states.count('rendezvous')} of {most} nodes joined"
         return phase, "Rendezvous", words
     if any(state in JOINING_STATES for state in states):
-        return phase, "Initializing", "the ranks start and load the workload"
+        return phase, "Initializing", JOINED
     if states or ended >= most:
         return Phase.RUNNING, "Finishing", "the training has ended, its agents end"
-    return phase, "Loading", "the agents load torch"
+    return phase, "Loading", LOADS
 
 
 def _decide_ended(job: LocalJob, past: Mapping[str, Any]) -> Decision:
@@ -231,9 +225,8 @@ def _time_of_checkpoint(checkpoints: Path, step: int | None) -> float | None:
     if not step:
         return None
     try:
-        return max(
-            (found.stat().st_mtime for found in checkpoints.glob(f"step-{step:08}*")), default=None
-        )
+        found = checkpoints.glob(checkpoint_name(step, "*"))
+        return max((each.stat().st_mtime for each in found), default=None)
     except OSError:
         return None
 

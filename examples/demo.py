@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, RunLedger, read_lines
+from kdist_trainer.checkpoint.ledger import RunLedger, read_lines
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 from kdist_trainer.processes.liveness import Heartbeat
 
 HERE = Path(__file__).parent
@@ -53,7 +54,7 @@ class Kill(threading.Thread):
         self.training_has_ended = threading.Event()
         self._folder = folder
         self._ledger = RunLedger(folder / "checkpoints")
-        self._steps = folder / "checkpoints" / FOLDER / STEPS
+        self._steps = folder / "checkpoints" / LEDGER / STEPS_FILE
 
     def run(self) -> None:
         while not self.training_has_ended.wait(0.05):
@@ -77,7 +78,7 @@ def check(folder: Path, kill: Kill) -> list[tuple[bool, str]]:
     generations = [event for event in ledger.events() if event["event"] == "generation"]
     if len(generations) < 2 or not kill.after:
         return [(False, "the worker was killed while the training ran")]
-    steps = read_lines(folder / "checkpoints" / FOLDER / STEPS)
+    steps = read_lines(folder / "checkpoints" / LEDGER / STEPS_FILE)
     first = next(line["step"] for line in steps if line["generation"] == 2)
     kept = generations[1].get("kept_step")
     done: dict[str, Any] = json.loads((folder / "checkpoints" / "DONE").read_text())

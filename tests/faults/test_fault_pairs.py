@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.ledger import FOLDER, STEPS
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 from tests.patience import soon
 
 from .check_ledger import assert_every_sample_once, assert_repeats_are_equal
@@ -143,7 +143,7 @@ def test_a_run_with_pairs_of_faults_ends_with_the_weights_of_the_uninterrupted_r
     expected = uninterrupted(
         job["spec"]["nodes"], shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
     )
-    with TrainingRun(tmp_path, job) as run, Stall(run.checkpoints / FOLDER / STEPS) as still:
+    with TrainingRun(tmp_path, job) as run, Stall(run.checkpoints / LEDGER / STEPS_FILE) as still:
         missed = [
             pair for pair in pairs if not strike_twice(run, pair, draw) and pair.phase != "exit"
         ]

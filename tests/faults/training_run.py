@@ -20,7 +20,8 @@ from typing import Any, Self
 
 import yaml
 
-from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, RunLedger, read_lines
+from kdist_trainer.checkpoint.ledger import RunLedger, read_lines
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 from kdist_trainer.processes.liveness import Heartbeat, RankSnapshot
 from tests.trainer.agent.lab import Agent
 from tests.trainer.checkpoint.exported import assert_done_tells_what_is_kept
@@ -168,7 +169,7 @@ class TrainingRun:
 
     def steps(self) -> list[dict[str, Any]]:
         """Lines of the step ledger in the order in which they were written."""
-        return read_lines(self.checkpoints / FOLDER / STEPS)
+        return read_lines(self.checkpoints / LEDGER / STEPS_FILE)
 
     def done(self) -> dict[str, Any]:
         """The DONE document."""

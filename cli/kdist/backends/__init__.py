@@ -81,10 +81,11 @@ def require(backend: Backend, kinds: Collection[tuple[str, str]]) -> None:
         )
 
 
-def refuse_kind(job: str, decided: str, asked: str, **how: str) -> KdistError:
+def refuse_kind(job: str, decided: str, asked: str, *, hint: str, command: str = "") -> KdistError:
     """The error for a job that asks, in these words, for another kind than was decided for it."""
-    message = f"{job} runs as backend {decided}, but {asked}"
-    return KdistError(f"{message}: the kind of an existing job cannot be changed", **how)
+    fixed = "the kind of an existing job cannot be changed"
+    message = f"{job} runs as backend {decided}, but {asked}: {fixed}"
+    return KdistError(message, hint=hint, next_command=command)
 
 
 def find(api_version: object, kind: object) -> Backend | None:

@@ -300,7 +300,7 @@ def check_kind(cluster: Cluster, job: TrainingJob, decided: str) -> None:
         name, delete = job.metadata.name, f"kdist delete {job.metadata.name} -n {cluster.namespace}"
         hint = f"`{delete}` keeps the checkpoints, and the next apply resumes from them"
         asked = f"the job file has {job.spec.backend}"
-        raise backends.refuse_kind(name, decided, asked, hint=hint, next_command=delete)
+        raise backends.refuse_kind(name, decided, asked, hint=hint, command=delete)
 
 
 def choose_backend(cluster: Cluster, job: TrainingJob, decided: Mapping[str, str]) -> str:

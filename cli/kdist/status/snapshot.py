@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kdist.manifest import QUEUE_LABEL
@@ -157,7 +157,7 @@ class Snapshot:
             # the agents that do not answer from here may answer the controller
             said = ": ".join(filter(None, (state.phase, state.message)))
             words = f"{decided.message}; its TrainingJob says {said}"
-            decided = replace(decided, message=words)
+            decided = decided._replace(message=words)
         found = read_training(current, step=record.step if record else None)
         found["restarts"] = _count_restarts(reports.values(), pods)
         if not current:  # the controller knows the numbers better than the log
@@ -198,7 +198,7 @@ class Snapshot:
             resource=state,
             avoided=tuple(each for each in avoided if each is not None),
             **found,
-            **asdict(decided),
+            **decided._asdict(),
         )
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint.ledger import EVENTS, FOLDER, STEPS, RunLedger, StepLedger, read_lines
+from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger, read_lines
+from kdist_trainer.formats import EVENTS_FILE, LEDGER, STEPS_FILE
 
 
 def test_events_come_back_in_order_with_their_fields_and_a_time(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_events_come_back_in_order_with_their_fields_and_a_time(tmp_path: Path) 
 def test_a_run_that_has_not_begun_has_an_empty_step_log(tmp_path: Path) -> None:
     ledger = RunLedger(tmp_path / "nowhere")
     assert ledger.events() == []
-    assert read_lines(tmp_path / "nowhere" / FOLDER / STEPS) == []
+    assert read_lines(tmp_path / "nowhere" / LEDGER / STEPS_FILE) == []
     assert ledger.last_generation() == 0
     assert not (tmp_path / "nowhere").exists(), "reading must not make the folder"
 
@@ -45,7 +46,7 @@ def test_a_line_torn_by_a_dead_writer_costs_that_line_and_no_other(
 ) -> None:
     ledger = RunLedger(tmp_path)
     ledger.append("generation", generation=3, reason="start")
-    with (tmp_path / FOLDER / EVENTS).open("ab") as file:
+    with (tmp_path / LEDGER / EVENTS_FILE).open("ab") as file:
         file.write(torn)
     before = [one for one in ledger.events() if one.get("step") != 7]
     assert [one["generation"] for one in before] == [3]
@@ -54,7 +55,7 @@ def test_a_line_torn_by_a_dead_writer_costs_that_line_and_no_other(
 
 
 def test_the_step_ledger_goes_on_after_a_torn_line(tmp_path: Path) -> None:
-    path = tmp_path / FOLDER / STEPS
+    path = tmp_path / LEDGER / STEPS_FILE
     first = StepLedger(tmp_path)
     first.append([{"step": 1, "loss": (0.1).hex()}, {"step": 2, "loss": (0.2).hex()}])
     first.close()
@@ -65,7 +66,8 @@ def test_the_step_ledger_goes_on_after_a_torn_line(tmp_path: Path) -> None:
     second.close()
     second.close()
     assert [
-        (one["step"], float.fromhex(one["loss"])) for one in read_lines(tmp_path / FOLDER / STEPS)
+        (one["step"], float.fromhex(one["loss"]))
+        for one in read_lines(tmp_path / LEDGER / STEPS_FILE)
     ] == [(1, 0.1), (2, 0.3)]
 
 

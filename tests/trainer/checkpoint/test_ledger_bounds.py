@@ -12,8 +12,6 @@ from kdist.ledger import build_report, parse_lines
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.interval import read_history
 from kdist_trainer.checkpoint.ledger import (
-    EVENTS,
-    FOLDER,
     MOST_BYTES,
     RunLedger,
     count_bytes_written,
@@ -21,6 +19,7 @@ from kdist_trainer.checkpoint.ledger import (
     find_files,
     shorten,
 )
+from kdist_trainer.formats import EVENTS_FILE, LEDGER
 from kdist_trainer.formats.json_text import encode_json
 from tests.trainer.checkpoint import test_object_store
 from tests.trainer.checkpoint.test_object_store import root_of
@@ -67,7 +66,7 @@ def long_run(generations: int, *, commits: int) -> list[dict[str, Any]]:
 
 
 def write(root: Path, events: list[dict[str, Any]]) -> Path:
-    path = root / FOLDER / EVENTS
+    path = root / LEDGER / EVENTS_FILE
     path.parent.mkdir(parents=True)
     path.write_text("".join(encode_json(each) + "\n" for each in events))
     return path
@@ -147,8 +146,8 @@ def test_the_events_of_a_process_that_saves_for_months_stay_few(
     for step in range(1, 1001):
         ledger.append("commit", step=step, seconds=0.5, visible_seconds=0.25, bytes=1000)
         assert not ledger.bound(), "no other process's objects are written"
-    assert sum(find_files(root / FOLDER / EVENTS).values()) < 30_000
-    assert len(find_files(root / FOLDER / EVENTS)) == 1
+    assert sum(find_files(root / LEDGER / EVENTS_FILE).values()) < 30_000
+    assert len(find_files(root / LEDGER / EVENTS_FILE)) == 1
     events = ledger.events()
     assert [one["event"] for one in events][:2] == ["generation", "commit"]
     commits = events[1:]

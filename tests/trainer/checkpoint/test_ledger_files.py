@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from kdist_trainer.checkpoint.ledger import (
-    FOLDER,
-    STEPS,
     GrowingLines,
     StepLedger,
     parse_lines,
     read_lines,
     read_newest,
 )
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 
 
 def write(path: Path, first: int, last: int, *, text: str = "") -> None:
@@ -47,7 +46,7 @@ def test_which_steps_are_written_is_found_without_reading_all_lines(
     parsed = count_parsed(monkeypatch)
     wanted = {(2, 4997), (2, 4999), (2, 5000)}
     assert StepLedger.find_written(tmp_path, wanted) == {(2, 4997), (2, 4999)}
-    assert 0 < len(parsed) < 1000 < len(read_lines(tmp_path / FOLDER / STEPS))
+    assert 0 < len(parsed) < 1000 < len(read_lines(tmp_path / LEDGER / STEPS_FILE))
     assert StepLedger.find_written(tmp_path, {(1, 17)}) == {(1, 17)}
     parsed.clear()
     assert StepLedger.find_written(tmp_path, set()) == set()

@@ -18,10 +18,11 @@ import pytest
 from kdist_trainer.agent.logs import KeptLog
 from kdist_trainer.checkpoint.__main__ import describe, describe_logs, read_log
 from kdist_trainer.checkpoint.checkpointer import CheckpointManager
-from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, RunLedger, StepLedger, read_lines
+from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger, read_lines
 from kdist_trainer.checkpoint.lock import LockLostError
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.errors import CheckpointMismatchError, KdistTrainerError, StorageError
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 from kdist_trainer.metrics.persistence import (
     CounterState,
     counters_path,
@@ -303,7 +304,7 @@ def test_the_ledger_is_written_in_segments_and_read_as_one(server: S3Server) -> 
             ledger.append([{"step": step, "generation": generation}])
             ledger.sync()
         ledger.append([{"step": 99, "generation": generation}])  # its writer dies before a sync
-    lines = read_lines(root / FOLDER / STEPS)
+    lines = read_lines(root / LEDGER / STEPS_FILE)
     assert [(one["generation"], one["step"]) for one in lines] == [
         (generation, step) for generation in (1, 2) for step in range(3)
     ]

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,7 +98,8 @@ def test_a_committed_checkpoint_resets_the_remaining_restarts(exporter: Exporter
     stats.add_checkpoint("save", nbytes=8, step=1)
     reporter.send()
     reporter.close()
-    events = [{"event": "generation", "reason": "failure"}, {"event": "commit", "step": 1}]
+    failure: dict[str, Any] = {"event": "generation", "reason": "failure"}
+    events = [failure, {"event": "commit", "step": 1}]
     assert left() == 10 - count_restarts(events)[RESTARTS] == 10
     exporter.set_group(generation=2, world_size=2, local_ranks=[0, 1])
     exporter.set_restarts_remaining(9, budget=10)

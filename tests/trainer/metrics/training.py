@@ -10,8 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, read_lines
+from kdist_trainer.checkpoint.ledger import read_lines
 from kdist_trainer.config import Checkpointing, Every, Nodes, TrainConfig, Training
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 from tests.trainer.agent.forks import fork_agent
 from tests.trainer.checkpoint.exported import assert_done_tells_what_is_kept
 from tests.trainer.metrics.scrape import fetch, wait_until
@@ -68,7 +69,8 @@ class TrainingRun:
         if not (self.checkpoints / "ledger" / "steps.jsonl").exists():
             return []
         return [
-            (line["step"], line["loss"]) for line in read_lines(self.checkpoints / FOLDER / STEPS)
+            (line["step"], line["loss"])
+            for line in read_lines(self.checkpoints / LEDGER / STEPS_FILE)
         ]
 
     def wait_for_end(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from kdist_trainer.checkpoint import ledger
 from kdist_trainer.config import Training
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 from tests.trainer.training.tasks import describe, train_here
 
 OFFLOADED = "fsdp with offload: cpu"
@@ -68,7 +69,7 @@ def document(workload: str, strategy: str, precision: str, **section: Any) -> di
 
 def losses(folder: Path, *, generation: int = 1) -> list[float]:
     """Loss of every step of a generation of the training in `folder`, in order."""
-    lines = ledger.read_lines(folder / "checkpoints" / ledger.FOLDER / ledger.STEPS)
+    lines = ledger.read_lines(folder / "checkpoints" / LEDGER / STEPS_FILE)
     return [
         float.fromhex(line["loss"])
         for line in sorted(lines, key=lambda line: line["step"])

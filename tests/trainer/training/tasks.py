@@ -22,10 +22,11 @@ from torch.utils.data import TensorDataset
 
 from kdist_trainer import config, worker
 from kdist_trainer.checkpoint import interval
-from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, read_lines
+from kdist_trainer.checkpoint.ledger import read_lines
 from kdist_trainer.checkpoint.lock import Lock
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.config import TrainConfig
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.processes.liveness import Heartbeat
 from kdist_trainer.training import sync, trainer
@@ -326,7 +327,7 @@ def done(folder: Path) -> dict[str, Any]:
 
 def losses(folder: Path, *, generation: int = 1) -> dict[int, str]:
     """Loss of each step of a generation, in hexadecimal: equal means bitwise identical."""
-    lines = read_lines(folder / "checkpoints" / FOLDER / STEPS)
+    lines = read_lines(folder / "checkpoints" / LEDGER / STEPS_FILE)
     return {line["step"]: line["loss"] for line in lines if line["generation"] == generation}
 
 

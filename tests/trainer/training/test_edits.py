@@ -15,8 +15,9 @@ import torch
 from pydantic import BaseModel
 from torch import nn
 
-from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, read_lines
+from kdist_trainer.checkpoint.ledger import read_lines
 from kdist_trainer.config import Schedule, Training, edit_rules
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 from kdist_trainer.training import trainer
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.workload import LrSchedule, apply_edits, build_scheduler, lr_factor
@@ -216,7 +217,9 @@ def test_another_batch_uses_the_remaining_samples_once(tmp_path: Path, batch: in
     interrupt(tmp_path, 1, epochs=6)
     at = len(losses(tmp_path))
     go_on(tmp_path, epochs=6, globalBatch=batch)
-    assert_every_sample_once(read_lines(tmp_path / "checkpoints" / FOLDER / STEPS), total=6 * 50)
+    assert_every_sample_once(
+        read_lines(tmp_path / "checkpoints" / LEDGER / STEPS_FILE), total=6 * 50
+    )
     assert done(tmp_path)["samples_seen"] == 300
     assert done(tmp_path)["step"] == at + -(-(300 - at * 12) // batch)
 

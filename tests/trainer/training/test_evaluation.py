@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, RunLedger, read_lines
+from kdist_trainer.checkpoint.ledger import RunLedger, read_lines
 from kdist_trainer.checkpoint.lock import Lock
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 from kdist_trainer.training import evaluation, trainer
 from kdist_trainer.training.context import TrainContext
 from kdist_trainer.workload import WorkloadContext
@@ -127,7 +128,7 @@ def test_a_stop_does_not_wait_for_the_end_of_an_evaluation(
     assert train_stopped(stopped, **when) == ["stopped"] * 2
     newest, ledger = Lock(stopped / "checkpoints").find_newest(), RunLedger(stopped / "checkpoints")
     assert newest is not None, "the finished step is saved"
-    assert newest.step == read_lines(stopped / "checkpoints" / FOLDER / STEPS)[-1]["step"]
+    assert newest.step == read_lines(stopped / "checkpoints" / LEDGER / STEPS_FILE)[-1]["step"]
     events = [one["event"] for one in ledger.events()]
     assert "evaluated" not in events
     assert "done" not in events

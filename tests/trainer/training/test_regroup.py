@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, read_lines
+from kdist_trainer.checkpoint.ledger import read_lines
 from kdist_trainer.config import Training
 from kdist_trainer.errors import ConfigError
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 from kdist_trainer.training import regroup
 from kdist_trainer.training.context import FormerRank, UnrecordedStep
 from kdist_trainer.training.step_log import StepLine, StepLog
@@ -83,19 +84,19 @@ def test_the_new_rank_0_writes_the_lines_that_the_ledger_lacks_and_no_others(
     former.add_steps([StepRecord(1, 1, 1, 0.1), StepRecord(2, 2, 2, 0.1)], [0.5, 0.5])
     former.close()
     complete(tmp_path, [line(1), line(2), line(3)], generation=2)
-    assert [one["step"] for one in read_lines(tmp_path / FOLDER / STEPS)] == [1, 2, 3]
+    assert [one["step"] for one in read_lines(tmp_path / LEDGER / STEPS_FILE)] == [1, 2, 3]
 
 
 def test_a_step_that_another_generation_has_done_is_another_line(tmp_path: Path) -> None:
     complete(tmp_path, [line(1)], generation=1)
     complete(tmp_path, [line(1, generation=2)], generation=3)
-    assert [one["generation"] for one in read_lines(tmp_path / FOLDER / STEPS)] == [1, 2]
+    assert [one["generation"] for one in read_lines(tmp_path / LEDGER / STEPS_FILE)] == [1, 2]
 
 
 def test_every_rank_keeps_the_lines_until_a_commit_covers_them(tmp_path: Path) -> None:
     other = StepLog(tmp_path, world(rank=1), keeps_lines=True)
     other.add_steps([StepRecord(step, step, step, 0.1) for step in (1, 2, 3)], [0.5] * 3)
-    assert not read_lines(tmp_path / FOLDER / STEPS), "rank 0 writes them"
+    assert not read_lines(tmp_path / LEDGER / STEPS_FILE), "rank 0 writes them"
     other.forget(2)
     assert [one["step"] for one in other.uncommitted()] == [3]
     former = StepLog(tmp_path, world(rank=1), keeps_lines=True)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, RunLedger, read_lines
+from kdist_trainer.checkpoint.ledger import RunLedger, read_lines
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 from kdist_trainer.training.training_state import TrainState
 from tests.faults.check_ledger import assert_every_sample_once
 from tests.trainer.training.group import RankFailed, run_group
@@ -44,7 +45,7 @@ def test_another_number_of_ranks_uses_every_sample_once(
     interrupt(tmp_path, before, epochs=6)
     ended = train_here(describe(virtualShards=4, epochs=6), tmp_path, after, generation=2)
     assert ended == ["done"] * after
-    lines = read_lines(tmp_path / "checkpoints" / FOLDER / STEPS)
+    lines = read_lines(tmp_path / "checkpoints" / LEDGER / STEPS_FILE)
     assert_every_sample_once(lines, total=6 * 50)
     assert {line["world_size"] for line in lines} == {before, after}
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, RunLedger, StepLedger, read_lines
+from kdist_trainer.checkpoint.ledger import RunLedger, StepLedger, read_lines
 from kdist_trainer.checkpoint.storage import Operation, observed
 from kdist_trainer.distributed.world import World
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 from kdist_trainer.training import step_log as step_log_module
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StepRecord
@@ -42,7 +43,7 @@ def test_a_step_is_one_line_with_its_samples_and_the_bits_of_its_loss(tmp_path: 
         "loss": (0.1).hex(),
         "seconds": 0.25,
     }
-    assert read_lines(tmp_path / FOLDER / STEPS) == [line | {"wait_seconds": 0.0}]
+    assert read_lines(tmp_path / LEDGER / STEPS_FILE) == [line | {"wait_seconds": 0.0}]
 
 
 def test_what_the_rank_waited_for_others_is_shared_out_among_the_steps_since(
@@ -56,7 +57,7 @@ def test_what_the_rank_waited_for_others_is_shared_out_among_the_steps_since(
     step_log.add_steps([record(5), record(6)], [1.0] * 2)
     step_log.close()
     expected = [0.1, 0.1, 0.1, 0.0, 0.5, 0.5]
-    assert [line["wait_seconds"] for line in read_lines(tmp_path / FOLDER / STEPS)] == expected
+    assert [line["wait_seconds"] for line in read_lines(tmp_path / LEDGER / STEPS_FILE)] == expected
 
 
 def test_lines_that_a_disk_refuses_wait_and_hold_back_the_commit(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_lines_that_a_disk_refuses_wait_and_hold_back_the_commit(tmp_path: Path)
     step_log.add_steps([record(3)], [0.25])
     step_log.flush()
     step_log.sync()
-    assert [line["step"] for line in read_lines(tmp_path / FOLDER / STEPS)] == [1, 2, 3]
+    assert [line["step"] for line in read_lines(tmp_path / LEDGER / STEPS_FILE)] == [1, 2, 3]
 
 
 def test_an_event_that_cannot_be_written_is_let_go(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_lines_of_later_steps_that_are_being_written_hold_back_no_commit(
     step_log.add_steps([record(2)], [0.5])
     step_log.flush()
     assert commits
-    assert [line["step"] for line in read_lines(tmp_path / FOLDER / STEPS)] == [1, 2]
+    assert [line["step"] for line in read_lines(tmp_path / LEDGER / STEPS_FILE)] == [1, 2]
 
 
 def test_a_disk_that_hangs_holds_no_step_and_gets_its_lines_once_it_answers(
@@ -124,10 +125,10 @@ def test_a_disk_that_hangs_holds_no_step_and_gets_its_lines_once_it_answers(
         step_log.add_steps([record(1)], [1.0])
         step_log.flush()
         step_log.add_steps([record(2)], [0.5])
-        assert not read_lines(tmp_path / FOLDER / STEPS)
+        assert not read_lines(tmp_path / LEDGER / STEPS_FILE)
         answers.set()
         step_log.sync()
-    assert [line["step"] for line in read_lines(tmp_path / FOLDER / STEPS)] == [1, 2]
+    assert [line["step"] for line in read_lines(tmp_path / LEDGER / STEPS_FILE)] == [1, 2]
 
 
 @pytest.mark.parametrize(("rank", "folder"), [(1, True), (0, False)])

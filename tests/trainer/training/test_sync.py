@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kdist_trainer.checkpoint.ledger import FOLDER, STEPS, RunLedger, read_lines
+from kdist_trainer.checkpoint.ledger import RunLedger, read_lines
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.config import Cause, Exit
+from kdist_trainer.formats import LEDGER, STEPS_FILE
 from kdist_trainer.ipc.failure import read
 from kdist_trainer.training.sync import choose_sync_interval
 from tests.faults.check_ledger import assert_every_sample_once
@@ -46,7 +47,7 @@ def test_a_signal_on_one_rank_stops_all_at_one_step_and_nothing_is_lost(
     assert train_here(uninterrupted, tmp_path / "part", size, generation=2) == ["done"] * size
     assert done(tmp_path / "part")["weights"] == done(tmp_path / "whole")["weights"]
     ledger = RunLedger(tmp_path / "part/checkpoints")
-    lines = read_lines(tmp_path / "part/checkpoints" / FOLDER / STEPS)
+    lines = read_lines(tmp_path / "part/checkpoints" / LEDGER / STEPS_FILE)
     assert_every_sample_once(lines, total=8 * 50)
     assert min(losses(tmp_path / "part", generation=2)) == checkpoint.step + 1
     assert [event["step"] for event in ledger.events() if event["event"] == "stopped"] == [

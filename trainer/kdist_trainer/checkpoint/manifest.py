@@ -143,9 +143,9 @@ def decode(value: Any) -> Any:
     return {key: decode(one) for key, one in value.items()}
 
 
-_NAME = PREFIX + r"(\d{8,})-e(\d+)"
-NAME_PATTERN = re.compile(_NAME)
-FILES_PATTERN = re.compile(_NAME + r"\.files-[\w-]+")
+_STEM = PREFIX + r"(\d{8,})-e(\d+)"
+NAME_PATTERN = re.compile(_STEM)
+FILES_PATTERN = re.compile(_STEM + r"\.files-[\w-]+")
 MANIFEST = "manifest.json"
 STATE = "state.json"
 FILES = "files"
@@ -411,8 +411,8 @@ def _regular(path: Path) -> os.stat_result:
     return found
 
 
-_TEMPORARY = re.compile(_NAME + r"\.tmp-[\w-]+")
-_DAMAGED = re.compile(_NAME + r"\.damaged(-\d+)?")
+_TEMPORARY = re.compile(_STEM + r"\.tmp-[\w-]+")
+_DAMAGED = re.compile(_STEM + r"\.damaged(-\d+)?")
 
 
 @dataclass(frozen=True)

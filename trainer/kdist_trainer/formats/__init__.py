@@ -24,7 +24,7 @@ from typing import Any, Final
 from kdist_trainer.formats.untrusted_text import finite_number
 
 LEDGER: Final = "ledger"
-"""Folder of a run's history, beside its checkpoints."""
+"""Folder of a run's history, next to its checkpoints."""
 STEPS_FILE: Final = "steps.jsonl"
 EVENTS_FILE: Final = "events.jsonl"
 """What is in it: a line for each step, and one for each event of the run."""

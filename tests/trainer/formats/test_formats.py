@@ -202,7 +202,7 @@ def test_every_declared_document_is_written_and_read_with_its_number() -> None:
         for path in python_files("cli", "trainer")
         if path != ROOT / "trainer" / "kdist_trainer" / "formats" / "__init__.py"
     )
-    constants = {"events.jsonl": "EVENTS", "nodes.json": "NODES", "state.json": "STATE"}
+    constants = {"events.jsonl": "EVENTS_FILE", "nodes.json": "NODES", "state.json": "STATE"}
     readers = {
         name
         for name in FORMATS

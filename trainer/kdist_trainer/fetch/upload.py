@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.fetch.upload")
     parser.add_argument("--url", required=True, help="folder of an object store")
     parser.add_argument("--endpoint", default="", help="address of the server, if not the cloud's")
-    parser.add_argument("--region", default="", help="region of an s3:// bucket")
+    parser.add_argument("--region", default="", help="of a bucket of s3://")
     given = parser.parse_args(arguments)
     request = parse_json(sys.stdin.buffer.read())
     try:

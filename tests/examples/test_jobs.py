@@ -59,7 +59,9 @@ def test_every_file_is_run_by_a_test() -> None:
     left = [
         path
         for path in FOLDER.rglob("*.py")
-        if path not in code and not any(path.name in text for text in tests)
+        if path.parent.parent.name != "init"  # which test_init runs, each in a folder of its own
+        and path not in code
+        and not any(path.name in text for text in tests)
     ]
     assert [
         path for path in left if path.name not in "".join(str(spec) for spec in jobs.values())

@@ -113,6 +113,7 @@ def _refuse_launcher(file: str, args: list[str]) -> None:
 )
 @click.option(
     "--python",
+    type=click.Path(),
     metavar="PATH",
     help="Python, or environment, that runs the ranks; that of $VIRTUAL_ENV, else kdist's own.",
 )

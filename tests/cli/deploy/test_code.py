@@ -5,6 +5,8 @@ each content, and the pods fetch exactly what was sent.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,6 @@ import pytest
 
 from kdist.errors import Code
 from kdist.render import find_pods
-from kdist_trainer.fetch.__main__ import main as fetch
 from tests.cli.cluster.api import Api
 from tests.cli.cluster.objects import Store
 from tests.cli.conftest import Kdist
@@ -72,7 +73,8 @@ def test_the_pods_fetch_what_was_sent_and_the_same_content_is_sent_once(
     assert "--code=/code" in pod["containers"][0]["args"]
     own = ("--folder", "--termination-message")
     arguments = [each for each in container["args"] if not each.startswith(own)]
-    assert fetch([*arguments, "--folder", str(file.parent / "fetched")]) == 0
+    program = [sys.executable, "-m", "kdist_trainer.fetch", *arguments]
+    subprocess.run([*program, "--folder", str(file.parent / "fetched")], check=True)
     fetched = read_files(file.parent / "fetched")
     assert set(fetched) == {"SHA256SUMS", "data/table ü.bin", "empty.py", "mine.py"}
     assert fetched["data/table ü.bin"] == BLOB

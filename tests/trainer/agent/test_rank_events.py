@@ -15,10 +15,11 @@ from kdist_trainer import log
 from kdist_trainer.agent.logs import NAMES, RankEvents
 
 SOURCES = Path(kdist_trainer.__file__).parent
-# of these the agent or the container that fetches data is the process
+# of these the agent or a container that fetches data or packages is the process
 NOT_OF_RANKS = (
     "agent/",
     "fetch/",
+    "install/",
     "metrics/exporter.py",
     "metrics/persistence.py",
     "rendezvous/exchange.py",
@@ -45,6 +46,7 @@ def test_the_table_has_every_event_that_a_module_of_ranks_logs() -> None:
                 "log.warn",
                 "log.error",
                 "log_event",
+                "event",  # of log itself
             }:
                 logged.add(ast.literal_eval(node.args[0]))
     assert logged == NAMES

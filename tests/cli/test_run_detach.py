@@ -83,6 +83,27 @@ def test_a_detached_run_that_cannot_start_shows_its_error(
     assert not list((tmp_path / "runs").glob(".run-*"))
 
 
+@pytest.mark.processes
+def test_the_document_of_a_detached_run_that_fails_has_the_hint_that_is_printed(
+    tmp_path: Path,
+) -> None:
+    first = command(tmp_path, str(EXAMPLE), "--set", "metadata.name=x", "--set", "spec.nodes=1")
+    assert first.stderr is not None
+    assert any("agent-started" in line for line in first.stderr)
+    process = command(tmp_path, "-d", str(EXAMPLE), "--set", "metadata.name=x", "-o", "json")
+    out, errors = process.communicate(timeout=PATIENCE)
+    first.kill()
+    first.communicate(timeout=PATIENCE)
+    (document,) = documents.read(out)
+    assert (document["kind"], document["exitCode"]) == ("Error", process.returncode), errors
+    assert "another kdist run" in document["message"]
+    assert (
+        document["hint"] == "stop it first (Ctrl-C there), or give this job another metadata.name"
+    )
+    assert f"Hint: {document['hint']}" in errors
+    assert "Hint" not in document["message"]
+
+
 @pytest.mark.sampled
 @pytest.mark.processes
 @pytest.mark.parametrize("seen", ["agent-started", "load torch", "rendezvous"])

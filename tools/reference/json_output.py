@@ -278,7 +278,13 @@ KINDS: Final[dict[str, DocumentKind]] = {
     "Execution": DocumentKind(
         "exec",
         "what a command in a pod has written",
-        {"job": str, "command": [str], "exitCode": int, "stdout": str, "stderr": str},
+        {
+            "job": str,
+            "command": [str],
+            "exitCode": int,
+            **dict.fromkeys(("stdout", "stderr"), str),
+            "omittedBytes": dict[str, int],
+        },
     ),
     "Forward": DocumentKind(
         "port-forward",
@@ -301,8 +307,20 @@ KINDS: Final[dict[str, DocumentKind]] = {
     ),
     "Deletion": DocumentKind(
         "delete, wait --for=deleted",
-        "what was deleted, and what stays",
-        {"jobs": [str], "deleted": [str], "kept": [str], "dryRun": _DRY_RUN},
+        "what was deleted, what stays, and what became of each job",
+        {
+            "jobs": [str],
+            "deleted": [str],
+            "kept": [str],
+            "outcomes?": [
+                {
+                    "job": str,
+                    "outcome": OneOf(("deleted", "not-found", "failed", "not-tried")),
+                }
+            ],
+            "error?": ("Failure", None),
+            "dryRun": _DRY_RUN,
+        },
     ),
     "Recovery": DocumentKind(
         "recover",

@@ -50,6 +50,7 @@ def raw_terminal(wanted: bool) -> Iterator[bool]:
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 _CLOSE = 255
+_MOST_UNREAD_BYTES = 1 << 20  # or a command that writes without a pause would fill the memory
 _FRAME_SECONDS = 30.0  # for a message whose first byte has come
 _V5 = "v5.channel.k8s.io"
 
@@ -70,13 +71,16 @@ class Channels:
         """Whether the connection was open at the last `update`."""
         return self._open
 
-    def update(self, timeout: float = 0) -> None:
-        """Read the messages that have arrived, waiting up to `timeout` seconds for the first.
-        Raises `WebSocketException`, `OSError`.
+    def update(self, timeout: float = 0) -> bool:
+        """Read the messages that have arrived, waiting up to `timeout` seconds for the first;
+        returns whether there may be more, because a mebibyte came. Raises `WebSocketException`,
+        `OSError`.
         """
         from websocket import ABNF
 
         while self._open and self._waits(timeout):
+            if sum(map(len, self._read.values())) >= _MOST_UNREAD_BYTES:
+                return True
             timeout = 0
             self._websocket.settimeout(_FRAME_SECONDS)
             code, frame = self._websocket.recv_data_frame(True)
@@ -89,6 +93,8 @@ class Channels:
                 and frame.data[0] != _CLOSE
             ):
                 self._read.setdefault(frame.data[0], bytearray()).extend(frame.data[1:])
+
+        return False
 
     def _waits(self, timeout: float) -> bool:
         """Whether data is available within `timeout` seconds; a TLS socket may have buffered it,
@@ -131,17 +137,20 @@ _POLL_SECONDS = 0.1
 _CHUNK = 2**16
 
 
-def _forward_output(client: Channels, outputs: Mapping[int, Callable[[bytes], object]]) -> None:
+def _forward_output(client: Channels, outputs: Mapping[int, Callable[[bytes], object]]) -> bool:
+    """Pass on what has arrived; returns whether there may be more."""
     from websocket import WebSocketException
 
+    more = False
     try:
-        client.update()
+        more = client.update()
     except (WebSocketException, OSError):
         # forward what was read; the missing exit code reports the lost connection
         client.close()
     for channel, write in outputs.items():
         if data := client.read(channel):
             write(data)
+    return more
 
 
 def _writer(descriptor: int) -> Callable[[bytes], object]:
@@ -322,7 +331,7 @@ class PodStreams:
         outputs = {STDOUT: out or _writer(1), STDERR: err or _writer(2)}
         end = deadline(timeout)
         with raw_terminal(tty) as has_terminal:
-            listening, size = stdin, os.terminal_size((0, 0))
+            listening, size, more = stdin, os.terminal_size((0, 0)), False
             while client.is_open():
                 if time.monotonic() > end:
                     client.close()
@@ -335,7 +344,10 @@ class PodStreams:
                     new = {"Width": size.columns, "Height": size.lines}
                     client.write(RESIZE, encode_json(new).encode())
                 ready, _, _ = select.select(
-                    [client.fileno(), *([0] if listening else [])], [], [], _POLL_SECONDS
+                    [client.fileno(), *([0] if listening else [])],
+                    [],
+                    [],
+                    0 if more else _POLL_SECONDS,
                 )
                 if 0 in ready:
                     data = os.read(0, _CHUNK)
@@ -344,7 +356,7 @@ class PodStreams:
                     else:
                         client.end(STDIN)
                         listening = False
-                _forward_output(client, outputs)
+                more = _forward_output(client, outputs)
             _forward_output(client, outputs)
         return _exit_code(client.read(ERROR), description)
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kdist import console
 from kdist.commands import options, targets
-from kdist.errors import Code, JobNotFoundError, NotFoundError, UsageError
+from kdist.errors import Code, JobNotFoundError, KdistError, NotFoundError, UsageError
 from kdist.job.find import missing_run, refer_all
 from kdist.job.job import DeleteOptions
 
 if TYPE_CHECKING:
-    from kdist.job.job import Job
+    from kdist.job.job import Deletion, Job
 
 
 @click.command()
@@ -92,47 +91,56 @@ def command(
     where = {"namespace": namespace, "context": context}
     chosen = DeleteOptions(**flags)
     done: dict[str, list[str]] = {"jobs": [], "deleted": [], "kept": []}
-    if not named:
-        _delete(targets.find_all(selector, local=local, **where), chosen, output, done)
+    refs = [job for argument, file in named for job in refer_all(argument, file)]
+    found = [] if named else targets.find_all(selector, local=local, **where)
+    plans = [job.plan_deletion(chosen) for job in found]
+    outcomes = [{"job": each.name, "outcome": "not-tried"} for each in refs or found]
+    how: Any = {"local": local, "changes": True, "remains": chosen.purge, **where}
     missing: list[tuple[str, str]] = []
     absent: dict[str, NotFoundError] = {}
-    for each in (job for argument, file in named for job in refer_all(argument, file)):
+    error: KdistError | None = None
+    for index, each in enumerate(outcomes):
+        job: Job | None = None
+        each["outcome"] = "deleted"
         try:
-            job = targets.find(each, local=local, changes=True, remains=chosen.purge, **where)
-        except NotFoundError as error:
-            absent[each.name] = error
-        else:
-            missing += _delete([job], chosen, output, done)
-    if absent and not ignore_not_found:
-        raise missing_run(*absent) if len(absent) > 1 else next(iter(absent.values()))
-    if missing and not ignore_not_found:
-        raise JobNotFoundError(*missing)
-    if output == "json":
-        console.emit({**done, "dryRun": chosen.dry_run}, kind="Deletion", output=output)
+            job = found[index] if found else targets.find(refs[index], **how)
+            plan = plans[index] if plans else job.plan_deletion(chosen)
+            _delete(job, plan, output, done, chosen.dry_run)
+        except KdistError as problem:
+            each["outcome"] = "not-found"
+            if job is None and isinstance(problem, NotFoundError):
+                absent[each["job"]] = problem
+            elif job is not None and isinstance(problem, JobNotFoundError):
+                missing.append((job.name, job.namespace))
+            else:
+                each["outcome"], error = "failed", problem
+                break
+    if not ignore_not_found and error is None and (absent or missing):
+        error = JobNotFoundError(*missing)
+        if absent:
+            error = missing_run(*absent) if len(absent) > 1 else next(iter(absent.values()))
+    # of a single job that is as it was, the error says all
+    if output == "json" and (error is None or done["deleted"] or len(outcomes) > 1):
+        failure = None if error is None else error.to_document()
+        document = {**done, "outcomes": outcomes, "error": failure, "dryRun": chosen.dry_run}
+        console.emit(document, kind="Deletion", output=output)
+    if error is not None:
+        raise error
     return Code.OK
 
 
 def _delete(
-    jobs: Sequence[Job], chosen: DeleteOptions, output: str, done: dict[str, list[str]]
-) -> list[tuple[str, str]]:
-    """Delete jobs, and add what was deleted and kept to `done`; returns name and namespace of those
-    that do not exist.
-    """
-    missing: list[tuple[str, str]] = []
-    note = f" ({chosen.dry_run} dry run)" if chosen.dry_run != "none" else ""
-    for job, plan in [(job, job.plan_deletion(chosen)) for job in jobs]:
-        try:
-            for title in plan.steps:
-                done["deleted"].append(title)
-                if output == "table":
-                    console.result(f"{title} deleted{note}")
-        except JobNotFoundError:
-            missing.append((job.name, job.namespace))
-            continue
-        done["jobs"].append(job.name)
-        done["kept"] += plan.kept
-        if output == "name":
-            console.result(f"job/{job.name}")
-        for sentence in plan.kept:
-            console.message(sentence)
-    return missing
+    job: Job, plan: Deletion, output: str, done: dict[str, list[str]], dry_run: str
+) -> None:
+    """Delete a job, and add what was deleted and kept to `done`."""
+    note = f" ({dry_run} dry run)" if dry_run != "none" else ""
+    for title in plan.steps:
+        done["deleted"].append(title)
+        if output == "table":
+            console.result(f"{title} deleted{note}")
+    done["jobs"].append(job.name)
+    done["kept"] += plan.kept
+    if output == "name":
+        console.result(f"job/{job.name}")
+    for sentence in plan.kept:
+        console.message(sentence)

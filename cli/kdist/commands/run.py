@@ -240,7 +240,7 @@ def _detach(file: str, argv: list[str], *, fresh: bool, output: str) -> int:
             console.message(line)
         code = launched.code if launched.code in Code.__members__.values() else Code.ERROR
         why = launched.output.strip().removeprefix("Error: ")
-        console.fail(KdistError(why, code=Code(code)))
+        console.fail(launched.error or KdistError(why, code=Code(code)))
         return launched.code
     name = launched.name
     if output == "json":

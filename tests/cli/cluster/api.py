@@ -133,7 +133,9 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def _send_channels(self, channels: Mapping[int, bytes]) -> None:
-        """Open the websocket, send one message for each channel, and close it."""
+        """Open the websocket, send messages of at most 32 KiB, as an API server does, and close
+        it.
+        """
         key = self.headers["sec-websocket-key"].encode() + _WEBSOCKET
         accepted = b64encode(sha1(key, usedforsecurity=False).digest())
         self.send_response(101)
@@ -144,8 +146,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Sec-WebSocket-Protocol", protocol)
         self.end_headers()
         for channel, text in channels.items():
-            data = bytes([channel]) + text
-            self.wfile.write(ABNF.create_frame(data, ABNF.OPCODE_BINARY).format())
+            for begin in range(0, len(text), 1 << 15):
+                data = bytes([channel]) + text[begin : begin + (1 << 15)]
+                self.wfile.write(ABNF.create_frame(data, ABNF.OPCODE_BINARY).format())
         self.wfile.write(ABNF.create_frame(b"", ABNF.OPCODE_CLOSE).format())
         self.close_connection = True
 

@@ -352,6 +352,7 @@ def read_answer(output: str, code: int, pod: str) -> dict[str, Any]:
 
 _LAST_LINES = 100
 _EXPORT_MEMORY = "1536Mi"
+_END_BYTES = 1 << 16  # of what it writes to stderr, whose last line is read
 
 
 def export(target: AppliedJob, file: Path, *arguments: str, notify: Notify) -> dict[str, Any]:
@@ -405,7 +406,11 @@ def _run(target: AppliedJob, pod: str, command: list[str], stream: BinaryIO) -> 
         digest.update(data)
         stream.write(data)
 
-    code = target.cluster.exec(pod, command, container=CONTAINER, out=receive, err=stderr.extend)
+    def keep_end(data: bytes) -> None:
+        stderr.extend(data)
+        del stderr[:-_END_BYTES]
+
+    code = target.cluster.exec(pod, command, container=CONTAINER, out=receive, err=keep_end)
     lines = stderr.decode(errors="replace").strip().splitlines() or [f"exit code {code}"]
     if code != 0:
         raise KdistError(f"{target.name}: {lines[-1][:400]}")

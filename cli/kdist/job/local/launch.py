@@ -368,7 +368,7 @@ class LauncherLink:
     def report_error(self, error: KdistError) -> None:
         """Tell the launcher why the run could not begin, unless it has begun."""
         if self._descriptor is not None:
-            names = ("message", "hint", "next_command", "code")
+            names = ("message", "hint", "next_command", "change", "code")
             report = {"error": {name: getattr(error, name) for name in names}}
             with suppress(OSError):
                 os.write(self._descriptor, encode_json(report).encode() + b"\n")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kdist.api.handle import get as get
     from kdist.api.handle import list_jobs as list_jobs
     from kdist.errors import KdistError as KdistError
+    from kdist.errors import KdistWarning as KdistWarning
     from kdist.spec import Checkpoints as Checkpoints
     from kdist.spec import Data as Data
     from kdist.spec import EnvVar as EnvVar
@@ -42,7 +43,7 @@ _MODULES = {
     "api.code": "from_code train",
     "api.definition": "JobDefinition load",
     "api.handle": "Checkpoint JobHandle get list_jobs",
-    "errors": "KdistError",
+    "errors": "KdistError KdistWarning",
     "spec": "Checkpoints Data EnvVar Metadata Nodes Resources Script Spec Training TrainingJob",
 }
 

@@ -76,6 +76,10 @@ class KdistError(Exception):
         }
 
 
+class KdistWarning(UserWarning):
+    """What programs that import kdist are warned of, in the words of the commands."""
+
+
 class UsageError(KdistError):
     """The command line, or a file that it names, is invalid."""
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from kdist import load
 from kdist.cluster import ApiError
-from kdist.errors import Code
+from kdist.errors import Code, KdistWarning
 from kdist.job.cluster import wait
 from tests.cli.conftest import Kdist, kdist
 from tests.controller.conftest import Stepper
@@ -295,3 +296,27 @@ def test_pods_that_nothing_owns_stay_unless_a_user_says_that_they_are_the_jobs(
     assert done.exit_code == Code.OK, done.stderr
     assert done.stdout.splitlines() == ["pod/left-0 deleted", "pod/left-1 deleted"]
     assert {name for kind, name in kubernetes.names() if kind == "Pod"} == {"web-0"}
+
+
+def test_python_warns_of_an_absent_controller_in_the_words_of_the_command(
+    api: Any, stepper: Stepper, file: Path, kdist: Kdist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait, "ANSWER_SECONDS", 0.5)
+    with pytest.warns(KdistWarning) as caught:
+        handle = load(file).apply()
+    (warning,) = caught
+    assert f"Warning: {warning.message}\n" in kdist("apply", "job.yaml").stderr
+    assert "no controller has acted on it" in str(warning.message)
+    assert handle.status().phase == "Pending"
+
+
+@pytest.mark.usefixtures("controller")
+def test_python_warns_of_a_job_that_stays_suspended_as_the_command_does(
+    kubernetes: Kubernetes, file: Path, kdist: Kdist
+) -> None:
+    load(file).apply().suspend()
+    with pytest.warns(KdistWarning) as caught:
+        load(file, "spec.nodes.max=2").apply()
+    (warning,) = caught
+    assert "digits stays suspended: `kdist resume digits -n ml` starts it" in str(warning.message)
+    assert f"Warning: {warning.message}\n" in kdist("apply", "job.yaml").stderr

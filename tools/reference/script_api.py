@@ -43,7 +43,8 @@ script still runs everywhere. [Scripts](../how-to/scripts.md) shows both in use.
 _PROGRAMS = """# import kdist
 
 What programs and notebooks import: `import kdist`. [Jobs from Python](../how-to/python.md) shows \
-it in use. `kdist.KdistError` is the base of all errors. The sections of a job are classes with \
+it in use. `kdist.KdistError` is the base of all errors, `kdist.KdistWarning` the category of all \
+warnings. The sections of a job are classes with \
 the fields of [job.yaml](job-yaml.md) in snake_case: `TrainingJob`, `Metadata`, `Spec`, \
 `Checkpoints`, `Data`, `EnvVar`, `Nodes`, `Resources`, `Script` and `Training`.
 """

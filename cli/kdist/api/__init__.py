@@ -5,28 +5,34 @@ code. It starts on this machine (`run`) or in a cluster (`apply`), which both re
 `handle` is a job that was started, wherever it is. `code` turns a function, or a workload's class,
 of a notebook into files that its ranks import.
 
-Nothing here prints: what commands say meanwhile is logged as `kdist`. Errors are the commands'. A
-run is a process of its own session: it needs nothing of the caller's main module, starts from any
+Nothing here prints: what commands say meanwhile is logged as `kdist`, and what they warn of is a
+`KdistWarning` of Python's `warnings`, at the line of the program. Errors are the commands'. A run
+is a process of its own session: it needs nothing of the caller's main module, starts from any
 thread, and goes on when the caller ends.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
-from functools import partial
+import warnings
+from pathlib import Path
 from typing import TypedDict
 
+from kdist.errors import KdistWarning
 from kdist.job.job import Dialog
 
-
-def _log(level: int, text: str) -> None:
-    logger = logging.getLogger("kdist")
-    if logger.hasHandlers():  # or Python would print warnings
-        logger.log(level, "%s", text)
+_PACKAGE = str(Path(__file__).parents[1])
 
 
-DIALOG = Dialog(partial(_log, logging.INFO), partial(_log, logging.WARNING))
-"""Logs what an operation says, and agrees to nothing."""
+def _warn(text: str) -> None:
+    frames = enumerate(inspect.stack(0), 1)
+    level = next((number for number, each in frames if not each.filename.startswith(_PACKAGE)), 1)
+    warnings.warn(text, KdistWarning, stacklevel=level)
+
+
+DIALOG = Dialog(logging.getLogger("kdist").info, _warn)
+"""Logs what an operation says, warns, and agrees to nothing."""
 
 
 class Where(TypedDict, total=False):

@@ -106,10 +106,7 @@ def from_code(
     digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
     folder = run_dir.generated() / f"{plain}-{digest[:12]}"
     for each, text in files.items():
-        if not (folder / each).is_file():
-            run_dir.make_private((folder / each).parent)
-            with run_dir.open_private(folder / each, "wb") as file:
-                file.write(text.encode())
+        run_dir.write_generated(f"{folder.name}/{each}", text)
     return load(job_document(name or plain, **document, code=str(folder)))
 
 

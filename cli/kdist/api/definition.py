@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +17,12 @@ from kdist.errors import Code, KdistError, Problem
 from kdist.job.find import Place, in_cluster
 from kdist.job.local import launch_detached, run_dir
 from kdist.job.local.job import LocalJob
-from kdist.load import load_file, load_files, load_text, resolve_path
-from kdist.manifest import TRAINING_JOB
+from kdist.load import load_file, load_text, resolve_path
 from kdist.spec import TrainingJob, list_warnings
 from kdist.threads import OnError, start_thread
 from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
-    from kdist.cluster import Cluster
     from kdist.load.code import Use
 
 
@@ -63,12 +61,9 @@ class JobDefinition:
         Raises:
             InvalidJobError: with every problem of the job.
         """
-        looks: list[Problem] = []
-        if self.file is None:
-            self._read("either")
-        else:
-            load_files(self.file, overrides=self.overrides, use="either", warnings=looks)
-        return [*list_warnings(self.job.spec), *(each.advice for each in looks)]
+        found = list_warnings(self.job.spec)
+        self._read("either", warn=found.append)
+        return found
 
     def render(self) -> list[dict[str, Any]]:
         """The Kubernetes objects of the job, as `kdist render` shows them."""
@@ -86,7 +81,7 @@ class JobDefinition:
         Raises:
             KdistError: the job cannot be started.
         """
-        self._read("here")
+        self._read("here", warn=DIALOG.warn)
         words = ["run", *(["--fresh"] if fresh else [])]
         for each in self.overrides if self.file else ():
             words += ["--set", each]
@@ -124,21 +119,39 @@ class JobDefinition:
         Raises:
             KdistError: the job cannot be applied, or the controller refuses it.
         """
-        job, place = self._read("cluster"), Place(**where)
-        cluster = place.connect(job=job.metadata.namespace, timeout=timeout, dialog=DIALOG)
-        _send(cluster, job, self._base, direct=direct, force=force_conflicts)
-        found = in_cluster(cluster, self.name, dialog=DIALOG)
-        return JobHandle(found, replace(place, namespace=cluster.namespace))
+        said: list[str] = []
+        dialog = replace(DIALOG, warn=said.append)
+        try:
+            job = self._read("cluster", warn=dialog.warn)
+            place = Place(**where)
+            cluster = place.connect(job=job.metadata.namespace, timeout=timeout, dialog=dialog)
+            applied = in_cluster(cluster, self.name, dialog=dialog)
+            plan = deploy.plan_job(cluster, job, base=self._base, direct=direct)
+            how: Any = {"notify": dialog.notify, "warn": dialog.warn, "force": force_conflicts}
+            sent = list(deploy.send_plan(cluster, plan, base=self._base, **how))
+            for each in deploy.prune_plan(cluster, plan):
+                dialog.notify(f"{each.title} pruned")
+            if isinstance(plan, deploy.ResourcePlan):
+                applied.await_answer(plan, sent[-1].applied.document, since=time.monotonic())
+        finally:
+            for text in said:  # now that nothing is left undone if a filter makes errors of them
+                DIALOG.warn(text)
+        return JobHandle(in_cluster(cluster, self.name, dialog=DIALOG))
 
     @property
     def _base(self) -> Path:
         return Path.cwd() if self.file is None else self.file.parent
 
-    def _read(self, use: Use) -> TrainingJob:
+    def _read(self, use: Use, *, warn: Callable[[str], None] = lambda _: None) -> TrainingJob:
         """The job once more, with its code and data checked."""
-        if self.file is not None:
-            return load_file(self.file, overrides=self.overrides, use=use)
-        return _parse(_to_document(self.job), use=use)
+        looks: list[Problem] = []
+        if self.file is None:
+            job = _parse(_to_document(self.job), use=use, warnings=looks)
+        else:
+            job = load_file(self.file, overrides=self.overrides, use=use, warnings=looks)
+        for each in looks:
+            warn(each.advice)
+        return job
 
     def _write(self) -> Path:
         """The job as a file among the run folders, by which it can be resumed."""
@@ -150,13 +163,7 @@ class JobDefinition:
             each["path"] = str(resolve_path(Path.cwd(), each["path"]))
         if isinstance(spec.get("code"), str):
             spec["code"] = str(resolve_path(Path.cwd(), spec["code"]))
-        file = run_dir.generated() / f"{self.name}.json"
-        try:
-            run_dir.make_private(file.parent)
-            run_dir.write_json(file, document)
-        except OSError as error:
-            raise KdistError(f"cannot write {file}: {error.strerror}") from error
-        return file
+        return run_dir.write_generated(f"{self.name}.json", encode_json(document))
 
 
 def load(
@@ -183,42 +190,11 @@ def _to_document(job: TrainingJob) -> dict[str, Any]:
     return job.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
-def _parse(
-    document: Mapping[str, Any], overrides: tuple[str, ...] = (), *, use: Use | None = None
-) -> TrainingJob:
+def _parse(document: Mapping[str, Any], overrides: tuple[str, ...] = (), **how: Any) -> TrainingJob:
     text = encode_json(dict(document))
-    return load_text(text, source="the job", overrides=overrides, use=use, generated=True)
+    return load_text(text, source="the job", overrides=overrides, generated=True, **how)
 
 
 def _reap(pid: int) -> None:
     with suppress(ChildProcessError):  # this process ignores SIGCHLD
         os.waitpid(pid, 0)
-
-
-def _send(cluster: Cluster, job: TrainingJob, base: Path, *, direct: bool, force: bool) -> None:
-    """Apply a job, and wait some seconds until its controller, if it has one, has answered."""
-    name, began = job.metadata.name, time.monotonic()
-    plan: deploy.Plan | deploy.ResourcePlan
-    if deploy.uses_resource(cluster, name, direct=direct):
-        plan, kind = deploy.plan_resource(cluster, job, base=base), TRAINING_JOB
-        sent = list(deploy.send_resource(cluster, plan, force=force))
-        pruned = deploy.prune_code(cluster, plan)
-    else:
-        plan, kind = deploy.make_plan(cluster, job, base=base), ("v1", "ConfigMap")
-        sent = list(deploy.send(cluster, plan, force=force))
-        pruned = deploy.prune(cluster, plan)
-    for each in pruned:
-        DIALOG.notify(f"{each.title} pruned")
-    for text in [*plan.warnings, *(text for each in sent for text in each.applied.warnings)]:
-        DIALOG.warn(text)
-    if any(each.applied.verb != "unchanged" for each in sent):
-        with suppress(KdistError):  # the job is applied
-            deploy.record_commit(cluster, name, kind, base)
-    if kind == TRAINING_JOB:
-        applied = in_cluster(cluster, name, dialog=DIALOG)
-        try:
-            applied.wait_for_answer(sent[-1].applied.document, since=began)
-        except KdistError as error:
-            if error.code is not Code.TIMEOUT:
-                raise
-            DIALOG.warn(f"{error.message}; {error.hint}")

@@ -56,7 +56,9 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class JobHandle:
-    """A job that was started. Every method reads the job again, and threads may share a handle.
+    """A job that was started. Every method reads the job again, and threads may share a handle. In
+    a cluster it stays with the server, the namespace and the user that it was made with, whatever
+    the kubeconfig says later.
 
     A `timeout` is in seconds. Methods raise `KdistError`: NOT_FOUND as its `code` if the job does
     not exist any more, TIMEOUT if something has not happened in time, and as the command of the
@@ -64,7 +66,6 @@ class JobHandle:
     """
 
     _found: Found
-    _place: Place = field(default_factory=Place)
 
     @property
     def name(self) -> str:
@@ -83,9 +84,7 @@ class JobHandle:
         if isinstance(self._found, LocalJob):
             return self._found
         cluster = self._found.cluster
-        if stays:
-            cluster = self._place.connect(timeout=timeout, stays=True, dialog=DIALOG)
-        return in_cluster(cluster, self.name, dialog=DIALOG)
+        return in_cluster(cluster.staying(timeout) if stays else cluster, self.name, dialog=DIALOG)
 
     def status(self) -> JobStatus:
         """What the job is doing: phase, ranks, step, loss, checkpoint."""
@@ -211,10 +210,9 @@ def get(
         NotFoundError: there is no such job.
     """
     found = find(refer(job), Place(**where), local=local, timeout=timeout, dialog=DIALOG)
-    if isinstance(found, LocalJob):
-        return JobHandle(found)
-    found.snapshot()  # which fails if the cluster has no such job
-    return JobHandle(found, replace(Place(**where), namespace=found.namespace))
+    if not isinstance(found, LocalJob):
+        found.snapshot()  # which fails if the cluster has no such job
+    return JobHandle(found)
 
 
 def list_jobs(

@@ -38,13 +38,12 @@ def measure(
             f"{name} is on the cluster already",
             next_command=f"kdist delete {name} -n {cluster.namespace}",
         )
-    for text in plan.warnings:
-        notify(f"Warning: {text}")
     if not keep:  # check both rights before anything is created
         rbac.require(cluster, [*rbac.to_send(plan.manifests), *rbac.to_delete(plan.manifests)])
-    for _ in deploy.send(cluster, plan):
+    for _ in deploy.send_plan(
+        cluster, plan, base=base, notify=notify, warn=lambda text: notify(f"Warning: {text}")
+    ):
         pass
-    notify(f"applied {name} to namespace {cluster.namespace} as {plan.placement.backend}")
     try:
         jobs.wait_for(cluster, name, timeout=timeout, notify=notify)
         lines = (

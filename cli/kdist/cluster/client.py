@@ -364,6 +364,13 @@ class Cluster(Objects, PodStreams):
         """The same connection with another namespace of its own."""
         return Cluster(self._transport, namespace, field_manager=self.field_manager)
 
+    def staying(self, timeout: float | None) -> Cluster:
+        """The same connection to watch a job: outages are waited for, until the time-out in seconds
+        if there is one.
+        """
+        transport = self._transport.staying(timeout)
+        return Cluster(transport, self.namespace, field_manager=self.field_manager)
+
     def proxy(
         self,
         pod: str,

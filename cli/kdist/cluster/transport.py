@@ -325,6 +325,7 @@ class Transport:
         # connection.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         self.access = access
+        self._notify = notify
         seconds = RETRY_SECONDS if retry_seconds is None else retry_seconds
         self.retry_policy = RetryPolicy(seconds, notify, until=until)
         self._request_timeout = request_timeout or None
@@ -333,6 +334,18 @@ class Transport:
         self._pool: Any = None
         self._pool_credential = Credential()  # whose certificate the connections use
         self._connect(access.credentials.get())
+
+    def staying(self, timeout: float | None) -> Transport:
+        """The same server with the same credentials, and patience as long as the time-out in
+        seconds, or without an end.
+        """
+        return Transport(
+            self.access,
+            retry_seconds=timeout,
+            notify=self._notify,
+            request_timeout=self._request_timeout or 0,
+            until=deadline(timeout),
+        )
 
     def _connect(self, credential: Credential) -> Any:
         """The pool whose connections use this certificate; a new pool if the certificate has

@@ -64,12 +64,8 @@ def command(
     try:
         for job, base in targets.read_jobs([*files, *more], sets, backend=backend):
             cluster = targets.connect(**cluster_options, job=job.metadata.namespace)
-            if deploy.uses_resource(cluster, job.metadata.name, direct=direct):
-                resource = deploy.plan_resource(cluster, job, base=base)
-                found += deploy.compare_resource(cluster, resource, force=force_conflicts)
-            else:
-                plan = deploy.make_plan(cluster, job, base=base)
-                found += deploy.compare(cluster, plan, force=force_conflicts)
+            plan = deploy.plan_job(cluster, job, base=base, direct=direct)
+            found += deploy.compare(cluster, plan, force=force_conflicts)
     except KdistError as error:
         if error.code == Code.ERROR:  # here 1 means that there are changes
             error.code = Code.USAGE

@@ -1,17 +1,17 @@
 """Applies jobs to a cluster and deletes them.
 
-Read `plan` first: it chooses workload kind, rendezvous and run, and renders the objects. `apply`
-sends them by server-side apply, after a dry run and the checks of `admission`, and computes diffs.
-`delete` removes a job, or the objects that a new version no longer has, and sets the owner
-references by which objects are deleted with their workload. `resource` sends a job as a TrainingJob
-instead, where kdist's controller creates the objects. Rendering itself is in `kdist.render`, and
-everything about a running job in `kdist.job.cluster`.
+Read `job` first: it plans a job, sends it as a TrainingJob or as its objects, prunes, and compares.
+`plan` chooses workload kind, rendezvous and run, and renders the objects. `apply` sends them by
+server-side apply, after a dry run and the checks of `admission`. `delete` removes a job, or the
+objects that a new version no longer has, and sets the owner references by which objects are deleted
+with their workload. `resource` is the job as a TrainingJob, where kdist's controller creates the
+objects. Rendering itself is in `kdist.render`, and everything about a running job in
+`kdist.job.cluster`.
 """
 
 from kdist.deploy.apply import (
     ApplyResult,
     Difference,
-    compare,
     create_key,
     find_difference,
     find_result,
@@ -20,16 +20,10 @@ from kdist.deploy.apply import (
     request_start,
     send,
 )
-from kdist.deploy.delete import drop_owner, find_objects, prune, remove
-from kdist.deploy.plan import Plan, describe_suspended, make_plan, record_commit
-from kdist.deploy.resource import (
-    ResourcePlan,
-    compare_resource,
-    plan_resource,
-    prune_code,
-    send_resource,
-    uses_resource,
-)
+from kdist.deploy.delete import drop_owner, find_objects, remove
+from kdist.deploy.job import compare, describe_plan, plan_job, prune_plan, send_plan
+from kdist.deploy.plan import Plan, describe_suspended, make_plan
+from kdist.deploy.resource import ResourcePlan
 
 __all__ = [
     "ApplyResult",
@@ -37,8 +31,8 @@ __all__ = [
     "Plan",
     "ResourcePlan",
     "compare",
-    "compare_resource",
     "create_key",
+    "describe_plan",
     "describe_suspended",
     "drop_owner",
     "find_difference",
@@ -47,13 +41,10 @@ __all__ = [
     "forget_end",
     "keep_runtime",
     "make_plan",
-    "plan_resource",
-    "prune",
-    "prune_code",
-    "record_commit",
+    "plan_job",
+    "prune_plan",
     "remove",
     "request_start",
     "send",
-    "send_resource",
-    "uses_resource",
+    "send_plan",
 ]

@@ -1,6 +1,6 @@
 """Sends the objects of a job by server-side apply: all of them are applied with a dry run first, so
 that nothing is changed where the API server refuses one of them. Objects that were created before
-an error are deleted again. `compare` computes from the dry run what an apply would change.
+an error are deleted again. `find_difference` reads from the dry run what an apply would change.
 
 `create_key` creates the key of a job's exchange: a Secret with a random value, created once and
 mounted into the job's pods. kdist never reads it back: the only right on Secrets that it needs is
@@ -393,18 +393,6 @@ def _dumper() -> Any:
 
     Lines.add_representer(str, represent)
     return Lines
-
-
-def compare(cluster: Cluster, plan: Plan, *, force: bool = False) -> Iterator[Difference]:
-    """Each object of the job that an apply would create, change or delete. Raises `KdistError` with
-    everything that the server would reject.
-    """
-    from kdist.cluster import normalize
-
-    for each in send(cluster, plan, dry_run=True, force=force):
-        yield from find_difference(each)
-    for manifest in find_leftovers(cluster, plan):
-        yield Difference(manifest, normalize(manifest.document), None)
 
 
 def find_difference(result: ApplyResult) -> Iterator[Difference]:

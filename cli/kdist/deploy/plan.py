@@ -16,9 +16,8 @@ from kdist.deploy.code import place_code
 from kdist.deploy.live_workload import find_live_workload, is_new, select_workload
 from kdist.deploy.lock import lock_packages
 from kdist.errors import KdistError
-from kdist.load.commit import find_commit
 from kdist.load.folder import CodeFolder
-from kdist.manifest import COMMIT, JobOwner, Manifest
+from kdist.manifest import JobOwner, Manifest
 from kdist.rbac import Right
 from kdist.spec import RUN, TrainingJob
 from kdist.status import (
@@ -276,12 +275,6 @@ def objects_of(
     from kdist.cluster import JobObjects
 
     return JobObjects(cluster, JobOwner(cluster.namespace, name, backend, makers=makers))
-
-
-def record_commit(cluster: Cluster, job: str, kind: tuple[str, str], base: Path) -> None:
-    """Note on an object of a job's name the commit that the job was applied from."""
-    body = {"metadata": {"annotations": {COMMIT: find_commit(base) or None}}}
-    objects_of(cluster, job).change(*kind, job, body)
 
 
 def find_config_map(cluster: Cluster, name: str) -> dict[str, Any] | None:

@@ -1,5 +1,5 @@
-"""A job as a TrainingJob, which kdist's controller turns into the job's objects: planned here, sent
-by server-side apply, and compared. Where the cluster serves TrainingJobs, `kdist apply` sends one.
+"""A job as a TrainingJob, which kdist's controller turns into the job's objects: planned here, and
+sent by server-side apply. Where the cluster serves TrainingJobs, `kdist apply` sends one.
 
 A job is sent either so or as its objects themselves; `uses_resource` refuses to mix the two.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kdist import backends, rbac, render
 from kdist.backends import Placement
 from kdist.deploy.admission import check_names, check_pod_admission
-from kdist.deploy.apply import ApplyResult, Difference, find_difference, undo
+from kdist.deploy.apply import ApplyResult, undo
 from kdist.deploy.code import place_code, upload_code
 from kdist.deploy.delete import is_active, is_used
 from kdist.deploy.lock import lock_packages
@@ -287,13 +287,3 @@ def prune_code(
             continue
         if objects_of(cluster, name).remove("v1", "ConfigMap", each.name, dry_run=dry_run):
             yield each
-
-
-def compare_resource(
-    cluster: Cluster, plan: ResourcePlan, *, force: bool = False
-) -> Iterator[Difference]:
-    """What an apply would change of the TrainingJob and its code. Raises as `send_resource`
-    does.
-    """
-    for each in send_resource(cluster, plan, dry_run=True, force=force):
-        yield from find_difference(each)

@@ -38,6 +38,7 @@ def load_text(
     overrides: Sequence[str] = (),
     base: Path | None = None,
     use: Use | None = None,
+    warnings: list[Problem] | None = None,
     generated: bool = False,
 ) -> TrainingJob:
     """Read the job of a text.
@@ -49,13 +50,14 @@ def load_text(
         base: folder that the job's relative paths start from; None for the working directory.
         use: what the job is read for, which decides what of its code and data is checked; None
             checks nothing but the text.
+        warnings: receives what `load_files` warns of.
         generated: the user has not written this text, so problems have no line of it.
 
     Raises:
         InvalidJobError: with every problem, sorted by position.
         UsageError: there is more than one job.
     """
-    jobs = _load_documents(text, source, overrides, base, use, None, generated=generated)
+    jobs = _load_documents(text, source, overrides, base, use, warnings, generated=generated)
     return _only(jobs, source)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 import kdist
-from kdist.errors import Code, JobNotFoundError
+from kdist import load
+from kdist.errors import Code, JobNotFoundError, KdistError, KdistWarning
 from tests.cli.api.conftest import Cells
 from tests.cli.cluster.api import Api
 from tests.cli.cluster.objects import Store
+from tests.cli.conftest import Kdist
 from tests.cli.deploy.conftest import CORE, PLACES, api, file, serve, store
 
 __all__ = ["api", "file", "serve", "store"]
@@ -50,3 +55,62 @@ def test_the_error_of_a_cluster_that_cannot_be_reached_has_its_code(home: Path, 
     with pytest.raises(kdist.KdistError) as caught:
         kdist.load(file).apply(kubeconfig=str(home / "nothing"))
     assert caught.value.code == Code.UNREACHABLE
+
+
+@pytest.fixture
+def doubtful(file: Path, api: Api, store: Store) -> Path:
+    """The job of `file` with credentials in a variable and in a file, and a cluster that warns."""
+    document = yaml.safe_load(file.read_text())
+    document["spec"]["env"] = [{"name": "API_TOKEN", "value": "0123456789abcdef0123456789abcdef"}]
+    file.write_text(yaml.safe_dump(document))
+    (file.parent / "src" / "id_rsa").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+    headers = {"Warning": '299 - "an old field"'}
+    api.answer = lambda asked: replace(store(asked), headers=headers)
+    return file
+
+
+def texts(caught: pytest.WarningsRecorder) -> list[str]:
+    assert {(each.category, each.filename) for each in caught} == {(KdistWarning, __file__)}
+    return [str(each.message) for each in caught]
+
+
+def test_an_apply_warns_of_what_the_command_warns_of_at_the_line_of_the_program(
+    store: Store, doubtful: Path, kdist: Kdist, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.warns(KdistWarning) as caught:
+        load(doubtful).apply()
+    assert capfd.readouterr() == ("", "")
+    store.objects.clear()
+    store.secrets.clear()
+    lines = kdist("apply", str(doubtful)).stderr.splitlines()
+    printed = [line.partition(": ")[2] for line in lines if line.startswith("Warning: ")]
+    assert texts(caught) == printed
+    for part in ("API_TOKEN", "id_rsa", "an old field"):
+        assert sum(part in each for each in printed) == 1, printed
+
+
+def test_a_job_that_was_made_in_python_is_warned_of_too(doubtful: Path) -> None:
+    made = load(yaml.safe_load(doubtful.read_text()))
+    assert any("API_TOKEN" in each for each in made.validate())
+    with pytest.warns(KdistWarning) as caught:
+        made.apply()
+    assert any("API_TOKEN" in each for each in texts(caught))
+
+
+def test_a_job_is_applied_and_its_commit_noted_also_where_warnings_are_errors(
+    store: Store, doubtful: Path
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(KdistWarning):
+            load(doubtful).apply()
+    assert PLACES["job"] in store.objects
+    assert (
+        "kdist.dev/run-id" in store.objects[f"{CORE}/configmaps/digits"]["metadata"]["annotations"]
+    )
+
+
+def test_a_warning_is_given_also_where_the_apply_fails(doubtful: Path, store: Store) -> None:
+    store.may = False
+    with pytest.warns(KdistWarning, match="API_TOKEN"), pytest.raises(KdistError):
+        load(doubtful).apply()

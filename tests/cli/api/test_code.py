@@ -4,6 +4,7 @@ cannot. The files that were made run without kdist.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -186,3 +187,30 @@ def test_code_goes_to_a_cluster_though_git_ignores_the_run_folders(cell: Cells, 
     job = kdist.from_code(cell("def train():\n    pass")["train"], image="r/i:1")
     sent = [each for each in job.render() if "def train()" in str(each.get("data"))]
     assert len(sent) == 1
+
+
+def test_a_file_of_the_code_that_was_cut_off_is_written_again(cell: Cells) -> None:
+    names = cell("def train():\n    print('all')\n")
+    job = kdist.from_code(names["train"])
+    file = folder(job) / "run_train.py"
+    file.write_bytes(file.read_bytes()[:40])  # as a version that did not replace files left it
+    assert output(kdist.from_code(names["train"])) == "all\n"
+
+
+def test_code_is_written_whole_or_not_at_all(home: Path) -> None:
+    program = """
+import kdist, resource
+def train():
+    return "TEXT"
+resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))  # as a full disk ends a write
+try:
+    kdist.from_code(train)
+except kdist.KdistError as error:
+    print(error, error.hint)
+"""
+    (home / "program.py").write_text(program.replace("TEXT", "x" * 20_000))
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=home, capture_output=True, text=True, check=True
+    )
+    assert re.fullmatch(r"cannot write .*run_train.py: .* set KDIST_HOME to .*\n", done.stdout)
+    assert [path for path in (home / ".kdist").rglob("*") if path.is_file()] == []

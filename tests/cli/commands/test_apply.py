@@ -271,7 +271,7 @@ def test_an_apply_that_changes_something_notes_the_commit_of_the_files_folder(
         return found
 
     commits = iter(["first", "second", ""])
-    monkeypatch.setattr("kdist.deploy.plan.find_commit", lambda _: next(commits))
+    monkeypatch.setattr("kdist.deploy.job.find_commit", lambda _: next(commits))
     kdist("apply", str(file))
     assert noted() == "first"
     again = kdist("apply", str(file), "--error-unchanged")

@@ -12,7 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdist.errors import KdistError
+from kdist.deploy import describe_suspended
+from kdist.errors import Code, KdistError
 from kdist.job.cluster import agents, wait
 from kdist.job.cluster.snapshot import fetch_snapshot, finalize, watch_job
 from kdist.job.job import (
@@ -24,12 +25,13 @@ from kdist.job.job import (
     Forward,
     LogSelection,
 )
-from kdist.status import JobStatus, ResourceState, Snapshot
+from kdist.status import JobStatus, Snapshot
 from kdist.status.documents import last_seen
 
 if TYPE_CHECKING:
     from kdist.agents.metrics import AgentSample
     from kdist.cluster import Cluster
+    from kdist.deploy import ResourcePlan
     from kdist.diagnose import Diagnosis
     from kdist.job.cluster.applied import AppliedJob
     from kdist.job.job import LogLine
@@ -98,12 +100,25 @@ class ClusterJob:
         notify = self.dialog.notify
         return wait.wait_for(self.cluster, self.name, goal, timeout=timeout, notify=notify)
 
-    def wait_for_answer(self, changed: Mapping[str, Any], *, since: float) -> ResourceState:
-        """Wait until the controller has done what it can do for the TrainingJob `changed`, for some
-        seconds from the monotonic time `since`. Raises as `wait.wait_for_answer` does.
+    def await_answer(self, plan: ResourcePlan, sent: Mapping[str, Any], *, since: float) -> None:
+        """Wait until the controller has done what it can do for the TrainingJob `sent`, for some
+        seconds from the monotonic time `since`, and say what it leaves for later; if it does not
+        act, a warning says so. Raises `KdistError` for a job that it does not accept (USAGE).
         """
+        name, place = self.name, f"-n {self.namespace}"
         left = max(0.0, since + wait.ANSWER_SECONDS - time.monotonic())
-        return wait.wait_for_answer(self.cluster, changed, timeout=left, settled=True)
+        try:
+            state = wait.wait_for_answer(self.cluster, sent, timeout=left, settled=True)
+        except KdistError as error:
+            if error.code is not Code.TIMEOUT:
+                raise
+            self.dialog.warn(f"{error.message}; {error.hint}")
+            self.dialog.notify(f"Next: {error.next_command}")
+            return
+        if state.outdated:
+            self.dialog.notify(f"{name}: {state.outdated}: `kdist restart {name} {place}`")
+        if state.suspended and not plan.job.spec.suspend:
+            self.dialog.warn(describe_suspended(name, self.namespace))
 
     def samples(self) -> Mapping[str, AgentSample]:
         return agents.fetch_samples(self.applied, self.applied.pods(), metrics=True)

@@ -39,6 +39,7 @@ from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MAX_BYTES, MalformedTextError, parse_object
 
 HOME_VARIABLE = "KDIST_HOME"
+_ELSEWHERE = f"set {HOME_VARIABLE} to a folder that you may write to"
 _LOCK_SECONDS = 1.0
 _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
@@ -54,6 +55,22 @@ def generated() -> Path:
     on standard input, start from the working directory.
     """
     return home() / ".jobs"
+
+
+def write_generated(name: str, text: str) -> Path:
+    """Write a file of a job that was made in Python, completely or not at all. Raises `KdistError`
+    if that is not possible.
+    """
+    file = generated() / name
+    try:
+        make_private(file.parent)
+        _write(file, text)
+    except OSError as error:
+        raise KdistError(
+            f"cannot write {file}: {error.strerror}",
+            hint=_ELSEWHERE,
+        ) from error
+    return file
 
 
 def open_private(path: Path, mode: str) -> BinaryIO:
@@ -82,7 +99,7 @@ def write_json(path: Path, document: object) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # threads may write it too
     try:
         with open_private(draft, "wb") as file:
             file.write(text.encode())
@@ -156,7 +173,7 @@ class RunFolder:
         except OSError as error:
             raise KdistError(
                 f"the run folder {root} cannot be used: {error.strerror}",
-                hint="set KDIST_HOME to a folder that you may write to",
+                hint=_ELSEWHERE,
             ) from error
         folder = cls(root, lock, _read_run(root), moved)
         folder.run["checkpoints"] = str(checkpoints or root / "checkpoints")

@@ -22,7 +22,7 @@ from kdist.commands.run import _HINT
 from kdist.events import Entry
 from kdist.job import local
 from kdist.job.local.progress import Progress
-from kdist.load import load_file
+from kdist.job_file import load_file
 from kdist.views import live
 from kdist.views.frame import Frame
 from kdist_trainer.processes.liveness import Heartbeat

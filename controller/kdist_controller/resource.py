@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple, Unpack
 from kdist import backends, render
 from kdist.backends import Backend, Placement
 from kdist.errors import InvalidJobError, KdistError, Problem
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist.manifest import COMMIT, JobOwner, Manifest, ObjectKey
 from kdist.spec import API_VERSION, KIND, TrainingJob
 from kdist.status import BACKEND, RENDEZVOUS, RUN_ID, STARTED, documents

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from kdist import backends
-from kdist.load import load_file
+from kdist.job_file import load_file
 from tests.charts import objects
 from tests.charts.rules import CHART
 from tests.charts.test_templates import OPERATOR, VALUES, find_program, helm

@@ -23,7 +23,7 @@ HEAVY = {
     *("torch", "kubernetes", "pydantic", "jinja2", "rich", "asyncio", "requests", "yaml", "socket"),
     *(
         "kdist.spec",
-        "kdist.load",
+        "kdist.job_file",
         "kdist.cluster",
         "kdist.backends",
         "kdist.job.cluster",
@@ -46,7 +46,12 @@ MEANINGS = {
 # what a file without problems, `--set` or code needs nothing of
 UNUSED = {
     *("torch", "kubernetes", "jinja2", "rich", "asyncio", "requests", "subprocess", "difflib"),
-    *("kdist.load.problems", "kdist.load.overrides", "kdist.load.code", "kdist.spec.reference"),
+    *(
+        "kdist.job_file.problems",
+        "kdist.job_file.overrides",
+        "kdist.job_file.code",
+        "kdist.spec.reference",
+    ),
     *("importlib.metadata", "kdist_trainer.config.edit_rules"),
     *(
         "kdist.terminal.nonblocking",
@@ -247,7 +252,7 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kdist.load.load_files", interrupt)
+    monkeypatch.setattr("kdist.job_file.load_files", interrupt)
     result = CliRunner().invoke(cli, ["validate", "job.yaml"])
     assert result.exit_code == Code.INTERRUPTED
 

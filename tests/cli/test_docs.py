@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist.spec import reference
 from tests.cli.conftest import Kdist
 
@@ -45,7 +45,7 @@ def test_the_example_is_a_job_and_so_is_its_other_half() -> None:
 
 def test_the_problem_that_the_page_shows_is_the_one_that_is_reported(kdist: Kdist) -> None:
     shown = re.findall(r"```\n(job\.yaml:.*?)```", PAGE.read_text(), re.DOTALL)[0]
-    result = kdist("validate", str(DOCS.parent / "tests/cli/load/bad/many-at-once.yaml"))
+    result = kdist("validate", str(DOCS.parent / "tests/cli/job_file/bad/many-at-once.yaml"))
     lines = shown.splitlines()
     assert lines[0].split(": ", 1)[1] in result.stderr
     assert lines[1].split("| ")[1] in result.stderr

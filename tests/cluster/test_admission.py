@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kdist import deploy
-from kdist.load import load_file
+from kdist.job_file import load_file
 from kdist.render import text
 from tests.cluster.conftest import Job
 from tests.cluster.kinds import RESOURCE

@@ -16,7 +16,7 @@ import pytest
 
 from kdist import deploy
 from kdist.errors import Code
-from kdist.load import load_file
+from kdist.job_file import load_file
 from kdist.manifest import find_owner
 from tests.cluster.conftest import Job
 from tests.cluster.kinds import RESOURCE

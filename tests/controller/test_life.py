@@ -12,7 +12,7 @@ import pytest
 
 from kdist.deploy import make_plan
 from kdist.diagnose import Diagnosis
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist_controller.agent_poller import AgentPoller
 from kdist_controller.status import format_time
 from tests.controller.conftest import JobOf, Stepper

@@ -61,7 +61,7 @@ BREACHES = {
         "import kdist.report.text",
     ),
     "neither the command line nor the controller reaches torch": (
-        "cli/kdist/load/__init__.py",
+        "cli/kdist/job_file/__init__.py",
         "def f():\n    import torch",
     ),
     "the trainer knows nothing of the command line": (

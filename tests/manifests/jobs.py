@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kdist import backends
-from kdist.load import load_file, load_text
+from kdist.job_file import load_file, load_text
 from kdist.manifest import Manifest
 from kdist.render import Placement, render
 from kdist.spec import TrainingJob

@@ -10,7 +10,7 @@ import pytest
 
 from kdist import backends
 from kdist.errors import KdistError
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist.render import find_pod_problems
 from kdist.spec.reference import show
 from tests.cli.conftest import Kdist

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kdist import render
 from kdist.errors import KdistError
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist.manifest import Manifest, sort
 from kdist.render.templates import as_json, render_template
 from kdist.spec import TrainConfig, TrainingJob

@@ -17,13 +17,13 @@ from kdist.errors import Code, KdistError, Problem
 from kdist.job.find import Place, in_cluster
 from kdist.job.local import launch_detached, run_dir
 from kdist.job.local.job import LocalJob
-from kdist.load import load_file, load_text, resolve_path
+from kdist.job_file import load_file, load_text, resolve_path
 from kdist.spec import TrainingJob, list_warnings
 from kdist.threads import OnError, start_thread
 from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
-    from kdist.load.code import Use
+    from kdist.job_file.code import Use
 
 
 @dataclass(frozen=True)

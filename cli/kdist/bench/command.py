@@ -148,7 +148,7 @@ def command(
       0 measured   2 wrong usage   6 timeout   10 a result was wrong, or the job failed
     """
     from kdist import bench
-    from kdist.load import load_file
+    from kdist.job_file import load_file
 
     numbers = {name: given.pop(name) for name in ("factor", "rounds", "warmup", "seconds", "slow")}
     spec = bench.BenchSpec(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdist.errors import UsageError
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist.spec import TrainingJob, job_document
 from kdist.spec.models import LONGEST_POD_NAME, jobset_pod_name
 from kdist.units import size

@@ -57,7 +57,7 @@ def command(
       kdist render --backend jobset -o json
     """
     from kdist.deploy import make_plan
-    from kdist.load import load_files
+    from kdist.job_file import load_files
     from kdist.render import text
 
     if annotate and output != "yaml":

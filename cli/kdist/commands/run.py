@@ -266,8 +266,8 @@ def _read_job(
 ) -> tuple[TrainingJob, Path]:
     """Read the job and the folder that its relative paths start from."""
     from kdist.job.local import run_dir
-    from kdist.load import load_file, load_text, missing
-    from kdist.load.overrides import OptionOverride
+    from kdist.job_file import load_file, load_text, missing
+    from kdist.job_file.overrides import OptionOverride
 
     overrides = list(sets)
     if nodes is not None:

@@ -88,7 +88,7 @@ def tell_change(found: Job, verb: str, said: str, *, output: str, dry_run: str) 
 
 def choose_backend(backend: str | None) -> list[str]:
     """`--backend` as overrides of a job file, in the form of `--set`."""
-    from kdist.load.overrides import OptionOverride
+    from kdist.job_file.overrides import OptionOverride
 
     return [OptionOverride(f"spec.backend={backend}", f"--backend {backend}")] if backend else []
 
@@ -110,7 +110,7 @@ def read_jobs(
         UsageError: there is no job, or two files describe the same one.
         InvalidJobError: with the problems of all files.
     """
-    from kdist.load import load_files
+    from kdist.job_file import load_files
 
     if not paths:
         raise UsageError(

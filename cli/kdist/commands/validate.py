@@ -53,7 +53,7 @@ def command(
 
     FILE may be `-` for stdin. Exits with 0 if all files are valid, else with 2.
     """
-    from kdist.load import load_files
+    from kdist.job_file import load_files
 
     def check_pod(job: Any) -> Any:
         from kdist.render import find_pod_problems  # with Jinja, which few files need
@@ -109,7 +109,7 @@ def command(
 
 def _list_sent(job: Any, file: str) -> str:
     """Every file of the code folder that is sent, and what is left out; empty without a folder."""
-    from kdist.load.folder import find_code
+    from kdist.job_file.folder import find_code
 
     folder = find_code(job, _base_of(file))
     return "" if folder is None else folder.describe(all_names=True)
@@ -121,7 +121,7 @@ def _base_of(file: str) -> Path:
 
 def _list_warnings(job: Any, file: str) -> list[str]:
     """What is valid, and may surprise: a URL that moves, data that is not on this machine."""
-    from kdist.load import resolve_path
+    from kdist.job_file import resolve_path
     from kdist.spec import list_warnings
 
     base = _base_of(file)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kdist.convert.values import IN_POD, KEPT, LEFT_OUT, InputValue, ValueOutcome, settle
 from kdist.errors import InvalidJobError
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist.manifest import Manifest
 from kdist.render import find_pod_problems
 from kdist.render.text import to_yaml

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeGuard
 
 from kdist.convert.draft import TRAINER, JobDraft
 from kdist.convert.values import LEFT_OUT, NEEDLESS, InputValue, ValueOutcome, settle
-from kdist.load.yaml_parser import YamlNode, shown
+from kdist.job_file.yaml_parser import YamlNode, shown
 
 _SHELL = re.compile("(a|ba|da|z)?sh")
 _REDIRECTION = re.compile(r"&?[<>].*|\|")

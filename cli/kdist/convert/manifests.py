@@ -14,8 +14,8 @@ from kdist.convert.launch import LaunchReader
 from kdist.convert.values import LEFT_OUT, NEEDLESS, InputValue, Outcomes, ValueOutcome
 from kdist.convert.workloads import KINDS, convert_workload, job_name, kind_of, settle_rest
 from kdist.errors import InvalidJobError, Problem, UsageError
-from kdist.load import read_file
-from kdist.load.yaml_parser import Mark, YamlNode, decode, read
+from kdist.job_file import read_file
+from kdist.job_file.yaml_parser import Mark, YamlNode, decode, read
 from kdist.terminal import visible
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kdist.errors import Problem
-from kdist.load.yaml_parser import Mark, YamlNode
+from kdist.job_file.yaml_parser import Mark, YamlNode
 from kdist.spec.reference import Path, show
 
 KEPT, IN_POD, LEFT_OUT, NEEDLESS = "kept", "podTemplate", "leftOut", "needless"

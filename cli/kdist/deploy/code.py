@@ -16,7 +16,7 @@ from typing import Final
 
 from kdist import render
 from kdist.errors import KdistError
-from kdist.load.folder import CodeFolder, find_code
+from kdist.job_file.folder import CodeFolder, find_code
 from kdist.spec import CodeSource, TrainingJob
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object

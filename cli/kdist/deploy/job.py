@@ -19,7 +19,7 @@ from kdist.deploy.resource import (
     uses_resource,
 )
 from kdist.errors import KdistError, UsageError
-from kdist.load.commit import find_commit
+from kdist.job_file.commit import find_commit
 from kdist.manifest import COMMIT, TRAINING_JOB, Manifest
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from kdist.deploy.code import place_code
 from kdist.deploy.live_workload import find_live_workload, is_new, select_workload
 from kdist.deploy.lock import lock_packages
 from kdist.errors import KdistError
-from kdist.load.folder import CodeFolder
+from kdist.job_file.folder import CodeFolder
 from kdist.manifest import JobOwner, Manifest
 from kdist.rbac import Right
 from kdist.spec import RUN, TrainingJob

@@ -28,7 +28,7 @@ from kdist.deploy.plan import (
     refuse_direct,
 )
 from kdist.errors import KdistError
-from kdist.load.folder import CodeFolder
+from kdist.job_file.folder import CodeFolder
 from kdist.manifest import (
     CODE_LABEL,
     MANAGED_BY,

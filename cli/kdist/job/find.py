@@ -127,7 +127,7 @@ def refer(argument: str | None, file: str | None = None) -> JobRef:
     if file is None and not path.endswith(FILE_SUFFIXES):
         name = path.removeprefix("job/").removeprefix("trainingjob/")
         return JobRef(path if "/" in name else name)  # a run folder as it was typed
-    from kdist.load import load_file
+    from kdist.job_file import load_file
 
     metadata = load_file(path).metadata
     return JobRef(metadata.name, metadata.namespace)
@@ -138,7 +138,7 @@ def refer_all(argument: str | None, file: str | None) -> list[JobRef]:
     path = file if file is not None else argument
     if path is None or (file is None and not path.endswith(FILE_SUFFIXES)):
         return [refer(argument, file)]
-    from kdist.load import load_files
+    from kdist.job_file import load_files
 
     return [JobRef(each.metadata.name, each.metadata.namespace) for each in load_files(path)]
 

@@ -4,7 +4,7 @@ documentation are generated from it.
 Read `training_job` first (metadata and spec), then `models` (text types and small sections) and
 `validators` (rules across fields). `sources` lists what a job fetches by URL, `reference` describes
 fields, and formats and suggests paths to them, and `scaffold` writes new job files. Reading YAML
-does not belong here but in `kdist.load`.
+does not belong here but in `kdist.job_file`.
 
 What others need of the trainer's configuration, such as `TrainConfig` and `Exit`, they import from
 here.

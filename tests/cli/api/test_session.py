@@ -82,14 +82,15 @@ def test_every_name_is_found_and_in_the_listing() -> None:
     assert not hasattr(kdist, "nothing")
 
 
-def test_the_function_and_the_package_of_one_name_live_together(home: Path) -> None:
+def test_the_function_stays_the_function_when_modules_are_imported(home: Path) -> None:
     file = write_job(home, train={"workload": "digits", "steps": 30})
     program = (
-        "import kdist.load, kdist\n"
-        "from kdist.load import load_file\n"
-        f"print(kdist.load({str(file)!r}).job == load_file({str(file)!r}))"
+        "import kdist\n"
+        "from kdist.job_file import load_file\n"
+        "import kdist.api.definition\n"
+        f"print(kdist.load({str(file)!r}).job == load_file({str(file)!r}), type(kdist.load))"
     )
-    assert python(program, home).stdout == "True\n"
+    assert python(program, home).stdout == "True <class 'function'>\n"
 
 
 @pytest.mark.sampled

@@ -15,7 +15,7 @@ import pytest
 from kdist.bench import BenchSpec, make_job, read_events, read_size
 from kdist.bench.result import COLUMNS, Result, duration
 from kdist.errors import UsageError
-from kdist.load import load_text
+from kdist.job_file import load_text
 from tests.cli.conftest import Kdist
 from tests.cli.running import PATIENCE
 

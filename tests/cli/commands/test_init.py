@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kdist.commands.init import TEMPLATES
-from kdist.load import load_file, load_text
+from kdist.job_file import load_file, load_text
 from kdist.spec import reference, scaffold
 from tests.cli.conftest import Kdist
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kdist.convert.workloads import KINDS
-from kdist.load import load_text, problems
+from kdist.job_file import load_text, problems
 from kdist.spec import Spec
 from tests.cli.conftest import Kdist
 

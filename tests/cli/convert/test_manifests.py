@@ -15,7 +15,7 @@ import pytest
 from kdist import backends
 from kdist.backends import Placement
 from kdist.convert.manifests import Conversion, convert_file
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist.manifest import QUEUE_LABEL
 from kdist.render import find_pods, render
 from tests.cli.conftest import Kdist

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from kdist.convert.manifests import Conversion, convert_file
 from kdist.errors import KdistError
-from kdist.load import load_text
-from kdist.load.yaml_parser import read
+from kdist.job_file import load_text
+from kdist.job_file.yaml_parser import read
 from kdist.spec.reference import parse
 
 TEXT = st.text("abcXYZ019-._/:$()= \n\"'{}#", max_size=12)

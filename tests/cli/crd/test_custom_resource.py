@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kdist.crd import definition
-from kdist.load import load_text
+from kdist.job_file import load_text
 from tests.cli.cluster.api import write_kubeconfig
 from tests.cluster.namespace import Namespace
 from tests.manifests.jobs import EXAMPLES, IMAGE, full

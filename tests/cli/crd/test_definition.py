@@ -14,7 +14,7 @@ import yaml
 
 from kdist.crd import definition
 from kdist.crd.definition import convert
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist.spec import reference
 from kdist.status import Phase
 from tests.cli.conftest import Kdist

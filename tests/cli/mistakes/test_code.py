@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist.load.code import REQUIRED
+from kdist.job_file.code import REQUIRED
 from tests.cli.conftest import Kdist
 
 MODEL = """\

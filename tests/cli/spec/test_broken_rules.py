@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kdist.errors import InvalidJobError
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist.spec import models
 from kdist_trainer.config import sources
 from tests.manifests.jobs import full

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from kdist.errors import InvalidJobError
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist.spec import TrainingJob, list_warnings, reference
 from tests.cli.conftest import JOB
 

@@ -29,9 +29,9 @@ from kdist.job.local import run_dir
 from kdist.job.local.fetching import folder_of, list_fetches
 from kdist.job.local.run_dir import CheckpointLocation, RunFolder
 from kdist.job.local.supervisor import AgentCommand
-from kdist.load import resolve_path
-from kdist.load.commit import find_commit
-from kdist.load.folder import missing_folder
+from kdist.job_file import resolve_path
+from kdist.job_file.commit import find_commit
+from kdist.job_file.folder import missing_folder
 from kdist.spec import CODE_MOUNT, TrainingJob
 from kdist.status import documents
 from kdist.units import count

@@ -7,7 +7,7 @@ from typing import Any, cast
 from kdist import backends, render
 from kdist.backends import Placement
 from kdist.job.cluster.applied import AppliedJob
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist.manifest import Manifest
 
 JOB = """

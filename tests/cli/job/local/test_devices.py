@@ -9,7 +9,7 @@ import yaml
 
 from kdist.errors import UsageError
 from kdist.job.local import describe_missing_gpus, launch
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist.spec import TrainingJob
 from tests.cli.conftest import Kdist
 

@@ -17,7 +17,7 @@ from kdist.errors import KdistError, UsageError
 from kdist.job.local import launch
 from kdist.job.local.run_dir import RunFolder
 from kdist.job.local.supervisor import AgentCommand
-from kdist.load import load_text, resolve_path
+from kdist.job_file import load_text, resolve_path
 from kdist.spec import TrainingJob
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from kdist.errors import KdistError, Problem
-from kdist.load import resolve_path
-from kdist.load.folder import HINT, list_folder
-from kdist.load.problems import locate
-from kdist.load.yaml_parser import YamlNode, split_lines
+from kdist.job_file import resolve_path
+from kdist.job_file.folder import HINT, list_folder
+from kdist.job_file.problems import locate
+from kdist.job_file.yaml_parser import YamlNode, split_lines
 from kdist.spec import TrainingJob
 from kdist.spec.reference import show
 

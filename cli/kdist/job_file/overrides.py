@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 
 from kdist.errors import Problem
-from kdist.load.yaml_parser import Mark, YamlNode, read_value, shown
+from kdist.job_file.yaml_parser import Mark, YamlNode, read_value, shown
 from kdist.spec import reference
 from kdist.spec.reference import Path, near_path, parse, show
 

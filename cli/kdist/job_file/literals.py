@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from kdist.errors import Problem
-from kdist.load.yaml_parser import SPLIT, YamlNode, shown
+from kdist.job_file.yaml_parser import SPLIT, YamlNode, shown
 
 _REFERENCE: Final = re.compile(r"(?<!\$)\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 _LISTS: Final = (("spec", "script", "args"), ("spec", "preflight", "command"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kdist.errors import Problem
-from kdist.load import load_files
+from kdist.job_file import load_files
 from tests.cli.conftest import Kdist
 from tests.cli.conftest import kdist as kdist
 

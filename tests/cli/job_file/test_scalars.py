@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdist.load.yaml_parser import number_hint, resolve
+from kdist.job_file.yaml_parser import number_hint, resolve
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from kdist.errors import InvalidJobError
-from kdist.load import load_text
-from kdist.load.yaml_parser import MAX_DEPTH, MAX_NODES
+from kdist.job_file import load_text
+from kdist.job_file.yaml_parser import MAX_DEPTH, MAX_NODES
 from tests.cli.conftest import JOB
 
 BOMB = "podTemplate:\n" + "".join(
@@ -62,9 +62,11 @@ def test_depth_counts_through_aliases() -> None:
 
 
 def test_a_bomb_does_not_fill_the_memory() -> None:
-    program = (
-        "import sys; from kdist.load import load_text; load_text(sys.stdin.read(), source='bomb')"
-    )
+    program = """
+import sys
+from kdist.job_file import load_text
+load_text(sys.stdin.read(), source='bomb')
+"""
     limit = 1 << 30
 
     def bound() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kdist.errors import KdistError, UsageError
-from kdist.load import folder, load_text
-from kdist.load.folder import CodeFolder, find_code, list_folder
-from tests.cli.load.test_credentials import JOB
+from kdist.job_file import folder, load_text
+from kdist.job_file.folder import CodeFolder, find_code, list_folder
+from tests.cli.job_file.test_credentials import JOB
 
 
 def make(root: Path, *names: str, **contents: str) -> CodeFolder:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kdist.errors import InvalidJobError
-from kdist.load import load_text
+from kdist.job_file import load_text
 from tests.cli.conftest import JOB, Kdist
 
 WITH_MORE = JOB + "  nodes: {min: 1, max: 2}\n  queue: team-a\n  env:\n    - {name: A, value: x}\n"

@@ -24,8 +24,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from kdist.errors import KdistError, Problem, UsageError
-from kdist.load import resolve_path, unreadable
-from kdist.load.yaml_parser import YamlNode
+from kdist.job_file import resolve_path, unreadable
+from kdist.job_file.yaml_parser import YamlNode
 from kdist.spec import TrainingJob
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ def find_warnings(tree: YamlNode, job: TrainingJob, *, base: Path) -> Iterator[P
     except KdistError:
         return  # whoever reads the folder says why it cannot
     if folder is not None:
-        from kdist.load.problems import locate  # only files with problems need the rest of it
+        from kdist.job_file.problems import locate  # only files with problems need the rest of it
 
         mark = locate(tree, ("spec", "code")).value._replace(width=1)
         for sent, reason in _in_files(folder):

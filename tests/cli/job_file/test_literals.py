@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kdist.errors import InvalidJobError, Problem
-from kdist.load import load_files, load_text
+from kdist.job_file import load_files, load_text
 from tests.cli.conftest import Kdist
 
 HEAD = """\

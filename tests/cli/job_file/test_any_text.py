@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kdist.errors import InvalidJobError
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist.spec import TrainingJob, reference
 from kdist.terminal import visible
 from tests.cli.conftest import JOB

@@ -16,19 +16,17 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from kdist import slices
 from kdist.errors import InvalidJobError, Problem, UsageError
-from kdist.load.yaml_parser import MAX_BYTES, YamlNode, decode, read, read_value, split_lines
+from kdist.job_file.yaml_parser import MAX_BYTES, YamlNode, decode, read, read_value, split_lines
 from kdist.spec import TrainingJob
 from kdist.spec.training_job import WRITTEN
 
 if TYPE_CHECKING:
-    from kdist.load.code import Use
+    from kdist.job_file.code import Use
 
 
 def load_text(
@@ -101,19 +99,19 @@ def _load_documents(
                 named = spec.code is not None or spec.script is not None or bool(spec.data)
                 # code or data that may be on this machine
                 if named or (spec.train is not None and ":" in spec.train.workload):
-                    from kdist.load.code import check_code
+                    from kdist.job_file.code import check_code
 
                     found += check_code(tree, job, base=base or Path.cwd(), use=use)
             if job is not None and check_pod is not None and job.spec.pod_template:
-                from kdist.load.problems import at_path
+                from kdist.job_file.problems import at_path
 
                 found += [at_path(tree, *each) for each in check_pod(job)]
             if job is not None and warnings is not None:
-                from kdist.load.literals import find_literals
+                from kdist.job_file.literals import find_literals
 
                 warnings += find_literals(tree)
                 if use != "here":  # where it is sent nowhere
-                    from kdist.load.folder import find_warnings
+                    from kdist.job_file.folder import find_warnings
 
                     warnings += find_warnings(tree, job, base=base or Path.cwd())
             problems += [each for each in found if (each.line, each.column) not in reported]
@@ -156,11 +154,11 @@ def _validate(
     tree: YamlNode, overrides: Sequence[str], *, is_written: bool
 ) -> tuple[TrainingJob | None, YamlNode, list[Problem]]:
     """The job, or every problem of tree and overrides, with the tree that has the overrides.
-    `load.problems` is imported only for invalid files.
+    `problems` is imported only for invalid files.
     """
     unusable: list[Problem] = []
     if overrides:
-        from kdist.load.overrides import override
+        from kdist.job_file.overrides import override
 
         tree, unusable = override(tree, overrides)
     try:
@@ -168,7 +166,7 @@ def _validate(
             tree.value(), by_alias=True, by_name=False, context=WRITTEN if is_written else None
         )
     except ValidationError as error:
-        from kdist.load.problems import explain
+        from kdist.job_file.problems import explain
 
         return None, tree, [*unusable, *explain(tree, error)]
     return job, tree, unusable
@@ -253,15 +251,3 @@ def missing(path: str | Path) -> UsageError:
     otherwise = "`kdist init` writes one" if is_job else f"it is relative to {Path.cwd()}"
     hint = f"did you mean `{path.with_name(near[0])}`?" if near else otherwise
     return UsageError(f"there is no file `{path}`", hint=hint)
-
-
-class _CallableModule(ModuleType):
-    """Lets `kdist.load("job.yaml")` be the function of `kdist.api`, also once this package, which
-    Python keeps as `kdist.load`, is imported.
-    """
-
-    def __call__(self, *given: Any) -> Any:
-        return slices.load("api", "definition").load(*given)
-
-
-sys.modules[__name__].__class__ = _CallableModule

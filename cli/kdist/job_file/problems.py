@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kdist.errors import Problem
-from kdist.load.yaml_parser import SPLIT, Mark, YamlNode, interval_hint, number_hint, shown
+from kdist.job_file.yaml_parser import SPLIT, Mark, YamlNode, interval_hint, number_hint, shown
 from kdist.spec import Spec, reference
 from kdist.spec.models import PATTERN_MESSAGES, RULE, Violation
 from kdist.spec.reference import Path, elsewhere, near_name, show

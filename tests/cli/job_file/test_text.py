@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from kdist.errors import InvalidJobError, Problem
-from kdist.load import load_file, load_text
-from kdist.load.yaml_parser import MAX_BYTES, shown
+from kdist.job_file import load_file, load_text
+from kdist.job_file.yaml_parser import MAX_BYTES, shown
 from tests.cli.conftest import JOB, Kdist
 
 

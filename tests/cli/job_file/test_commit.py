@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist.load.commit import find_commit
+from kdist.job_file.commit import find_commit
 
 
 @pytest.fixture

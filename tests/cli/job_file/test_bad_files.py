@@ -1,8 +1,8 @@
 """Every malformed job file in `bad/` is reported exactly as in the `.txt` next to it: line, column,
 path, suggestion.
 
-`KDIST_REGENERATE=1 pytest tests/cli/load/test_bad_files.py` writes the `.txt` files again, to be
-read before they are committed.
+`KDIST_REGENERATE=1 pytest tests/cli/job_file/test_bad_files.py` writes the `.txt` files again, to
+be read before they are committed.
 """
 
 from __future__ import annotations

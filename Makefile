@@ -30,9 +30,8 @@ SAMPLED = $(if $(NARROW),-p tests.draw --draw=sampled)
 # $(call pytest,TIER): run one tier and leave its counts where .ci/summary.py finds them.
 pytest = $(BIN)/python -m pytest --junitxml=.kdist/tiers/$(1).xml -o junit_suite_name=$(1)
 
-# Where the tests of a tier are, so that it need not read the others (ten seconds of a core): tests/house sees that none is missed.
-REAL := -o testpaths="tests/bench tests/charts tests/cli tests/controller tests/docs tests/examples tests/faults tests/trainer"
-CLUSTER := -o testpaths="tests/charts tests/cli tests/cluster tests/faults tests/trainer/agent tests/trainer/checkpoint tests/trainer/fetch tests/trainer/object_store tests/trainer/rendezvous"
+# $(call marked,MARK): the files with tests of a mark, and the folders whose conftest.py gives it, so that a tier need not read the others (ten seconds of each worker).
+marked = -o testpaths="$(shell grep -rlF --include='*.py' pytest.mark.$(1) tests | sed 's,/conftest\.py$$,,' | LC_ALL=C sort)"
 
 # $(call patiently,TIER,ARGUMENTS): the same. A try on a machine that has become quieter tells a fault from a busy machine.
 define patiently
@@ -76,15 +75,15 @@ fast: setup
 
 chaos: setup system ## Kill processes, crash nodes and fill disks; an interrupted run continues where it was stopped
 	export KDIST_SEEDS=$(KDIST_SEEDS); \
-	$(call patiently,chaos,$(REAL) -p tests.resume --resume-file=.kdist/chaos-passed $(SAMPLED) -m "chaos$(if $(NARROW), and not wide)" -n $(JOBS) --dist=worksteal $(ARGS))
+	$(call patiently,chaos,$(call marked,chaos) -p tests.resume --resume-file=.kdist/chaos-passed $(SAMPLED) -m "chaos$(if $(NARROW), and not wide)" -n $(JOBS) --dist=worksteal $(ARGS))
 
 e2e: setup system ## Test against a real Kubernetes: kind, started and kept here, or with KDIST_E2E=kubeconfig the cluster of your kubeconfig
 	@[[ "$${KDIST_E2E:-}" == kubeconfig ]] || tests/cluster/cluster all
-	$(call patiently,e2e,$(CLUSTER) $(SAMPLED) -m "e2e and not disruptive$(if $(NARROW), and not wide)" --dist=worksteal -n $(E2E_JOBS) $(ARGS))
-	$(if $(filter kubeconfig,$(KDIST_E2E)),,$(call patiently,disruptive,-o testpaths=tests/cluster -m "e2e and disruptive$(if $(NARROW), and not wide" -p tests.draw --draw=one,") -n 0 $(ARGS)))
+	$(call patiently,e2e,$(call marked,e2e) $(SAMPLED) -m "e2e and not disruptive$(if $(NARROW), and not wide)" --dist=worksteal -n $(E2E_JOBS) $(ARGS))
+	$(if $(filter kubeconfig,$(KDIST_E2E)),,$(call patiently,disruptive,$(call marked,disruptive) -m "e2e and disruptive$(if $(NARROW), and not wide" -p tests.draw --draw=one,") -n 0 $(ARGS)))
 
 acceptance: setup system ## Install from a fresh clone and from the built wheels, and run the README's commands
-	$(call patiently,acceptance,-o testpaths=tests/acceptance -m acceptance -n $(JOBS) --dist=loadgroup $(ARGS))
+	$(call patiently,acceptance,$(call marked,acceptance) -m acceptance -n $(JOBS) --dist=loadgroup $(ARGS))
 
 # The oldest torch that the trainer's package accepts.
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' trainer/pyproject.toml)
@@ -105,7 +104,7 @@ compat: setup ## Run the tests with real processes on the oldest supported torch
 .torch: setup
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python torch==$(TORCH)
 	$(call pytest,torch-internals-$(TORCH)) $(wildcard tests/trainer/test_torch_internals.py tests/trainer/*/test_torch_internals.py) -n 0
-	$(call pytest,processes-$(TORCH)) $(REAL) -m "processes and not (chaos or e2e or acceptance)" -n $(JOBS) --dist=worksteal $(ARGS)
+	$(call pytest,processes-$(TORCH)) $(call marked,processes) -m "processes and not (chaos or e2e or acceptance)" -n $(JOBS) --dist=worksteal $(ARGS)
 
 lint: setup ## Check format, style, types, who imports whom, and that no code is dead
 	$(BIN)/ruff format --check .

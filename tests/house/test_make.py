@@ -19,6 +19,7 @@ COREUTILS = re.compile(
     "cat|chmod|chown|comm|cp|cut|date|df|du|env|expand|fold|head|id|install|join|link|ln|ls|mkdir|mktemp|mv|paste|rm|seq|sort|split"
     "|stat|sum|sync|tac|tail|tee|timeout|touch|tr|uniq|wc|who"
 )
+TESTS = ROOT / "tests"
 TARGETS = {
     "help",
     "setup",
@@ -136,17 +137,21 @@ def test_what_failed_is_tried_once_more_where_that_is_asked_for(
 
 
 @pytest.mark.parametrize("tier", ["chaos", "e2e", "disruptive", "acceptance"])
-def test_a_tier_reads_every_folder_that_has_tests_of_it(tier: str, tmp_path: Path) -> None:
+def test_a_tier_reads_every_file_that_has_tests_of_it(tier: str, tmp_path: Path) -> None:
     (tmp_path / ".ready").touch()
     plan = make("--dry-run", "e2e" if tier == "disruptive" else tier, f"VENV={tmp_path}").stdout
-    (folders,) = set(re.findall(rf"tiers/{tier}\.xml .*? -o testpaths=(\"[^\"]+\"|\S+)", plan))
-    read = tuple(f"{folder}/" for folder in folders.strip('"').split())
-    sources = [path for path in files() if path.suffix == ".py"]
-    marked = [
-        path.relative_to(ROOT).as_posix() for path in sources if f"mark.{tier}" in path.read_text()
-    ]
-    tests = [
-        path for path in marked if path.startswith("tests/") and path != "tests/house/test_make.py"
-    ]
-    assert tests
-    assert [path for path in tests if not path.startswith(read)] == []
+    (paths,) = set(re.findall(rf'tiers/{tier}\.xml .*? -o testpaths="([^"]+)"', plan))
+    read = {ROOT / path for path in paths.split()}
+    sources = [path for path in files() if path.suffix == ".py" and path.is_relative_to(TESTS)]
+    marked = [path for path in sources if f"mark.{tier}" in path.read_text()]
+    assert marked
+    assert [path for path in marked if not read & {path, path.parent}] == []
+
+
+def test_marks_are_written_where_a_tier_finds_its_files() -> None:
+    sources = [path for path in files() if path.suffix == ".py" and path.is_relative_to(TESTS)]
+    aliases = re.compile(
+        r"from pytest import .*\bmark\b|= pytest\.mark$|getattr\(pytest\.mark", re.MULTILINE
+    )
+    found = [path.name for path in sources if aliases.search(path.read_text())]
+    assert found == [Path(__file__).name]

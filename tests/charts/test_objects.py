@@ -33,6 +33,7 @@ def rendered(name: str, backend: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.sampled
 def test_every_object_of_a_job_keeps_the_check(backend: str, check: Check) -> None:
     assert {name: found for name in JOBS if (found := list(check(rendered(name, backend))))} == {}
 

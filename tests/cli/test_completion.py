@@ -75,6 +75,7 @@ def ask(line: str, shell: str = "bash", *, kind: str = "plain") -> list[str]:
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_names_come_from_the_cluster_and_from_this_machine(home: Path) -> None:
     with closing(Api(answer)) as api:
         write_kubeconfig(home / "config", api.url)
@@ -86,6 +87,7 @@ def test_names_come_from_the_cluster_and_from_this_machine(home: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_a_damaged_kubeconfig_is_silent(home: Path) -> None:
     (home / "config").write_text("contexts: [")
     assert ask("kdist suspend ") == ["digits"]
@@ -176,6 +178,7 @@ def options_for_paths(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("words", ["delete -f", "checkpoints -f", "bench all_reduce -f", "apply"])
+@pytest.mark.sampled
 def test_job_files_are_completed_by_the_shell(home: Path, words: str) -> None:
     assert ask(f"kdist {words} ", kind="file") == [""]
     assert ask(f"kdist {words} ") == []
@@ -183,6 +186,7 @@ def test_job_files_are_completed_by_the_shell(home: Path, words: str) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("words", ["delete", "checkpoints verify", "checkpoints export", "report"])
+@pytest.mark.sampled
 def test_runs_are_completed_by_name_and_their_folders_by_the_shell(home: Path, words: str) -> None:
     assert ask(f"kdist {words} ") == ["digits"]
     assert ask(f"kdist {words} ./runs/", kind="file") == ["./runs/"]

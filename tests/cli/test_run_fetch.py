@@ -59,6 +59,7 @@ def corpus_of(run: Run) -> list[str]:
     return list(dict.fromkeys(line for line in lines if line))
 
 
+@pytest.mark.sampled
 def test_data_and_weights_are_fetched_before_the_training_and_only_once(
     start: Start, tmp_path: Path, web: WebServer
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_path_on_this_machine_is_used_instead_of_the_url(
         ({"url": "/sets/none.bin"}, 65, ["spec.data[0]", "/sets/none.bin"]),
     ],
 )
+@pytest.mark.sampled
 def test_what_cannot_be_fetched_is_one_error_that_names_the_field(
     start: Start,
     tmp_path: Path,

@@ -68,6 +68,7 @@ def _outcome(kubernetes: Kubernetes) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("asked", ["create", *ASKED])
+@pytest.mark.sampled
 def test_a_killed_controller_does_nothing_twice_and_finishes_what_was_asked(
     asked: str,
     late: bool,

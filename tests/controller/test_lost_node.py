@@ -55,6 +55,7 @@ def phase(kubernetes: Kubernetes, pod: str) -> str:
 
 
 @pytest.mark.parametrize("refused", [False, True], ids=["accepted", "refused"])
+@pytest.mark.sampled
 def test_the_pod_of_a_lost_node_is_marked_as_failed_and_nothing_else_is_touched(
     four_nodes: Kubernetes, start: Start, job: JobOf, refused: bool
 ) -> None:

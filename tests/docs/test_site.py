@@ -131,6 +131,7 @@ def test_the_site_builds_without_a_warning_and_holds_every_page(site: Site) -> N
     assert sources == built - {Path("search.html"), Path("genindex.html")}
 
 
+@pytest.mark.sampled
 def test_every_page_is_legible_and_fits_narrow_and_wide_windows(
     site: Site, browser: Chromium
 ) -> None:

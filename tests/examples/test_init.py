@@ -39,12 +39,14 @@ def run(folder: Path, *words: str) -> str:
 
 
 @each_template
+@pytest.mark.sampled
 def test_its_test_passes(template: str, tmp_path: Path) -> None:
     run(tmp_path, "kdist", "init", "-t", template)
     assert "1 passed" in run(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "src")
 
 
 @each_template
+@pytest.mark.sampled
 def test_its_job_trains(template: str, tmp_path: Path) -> None:
     run(tmp_path, "kdist", "init", "-t", template)
     assert f"{template} is done." in run(tmp_path, "kdist", "run", "job.yaml")

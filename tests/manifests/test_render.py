@@ -112,6 +112,7 @@ _JSON = st.recursive(
 
 
 @given(_JSON)
+@pytest.mark.sampled
 def test_whatever_json_can_say_comes_back_from_yaml_unchanged(value: Any) -> None:
     text = f"key: {as_json(value)}\nlast: 1\n"
     assert yaml.safe_load(text) == {"key": value, "last": 1}

@@ -52,6 +52,7 @@ def test_without_time_no_part_is_started_and_the_page_says_so(
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_without_a_gpu_nothing_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

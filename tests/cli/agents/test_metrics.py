@@ -94,6 +94,7 @@ def test_the_samples_of_one_rank_are_those_of_its_agent() -> None:
 
 
 @given(st.text(max_size=400))
+@pytest.mark.sampled
 def test_no_text_makes_the_reader_raise(text: str) -> None:
     assert all(isinstance(sample.value, float) for sample in parse(text))
     assert isinstance(list(merge({"p": text})), list)

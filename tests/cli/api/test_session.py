@@ -70,6 +70,7 @@ def test_the_session_of_the_page_trains_in_at_most_twelve_lines(home: Path) -> N
     assert done.stderr == ""
 
 
+@pytest.mark.sampled
 def test_a_job_from_typed_fields_is_a_job(home: Path) -> None:
     done = python(TYPED, home)
     assert (done.stdout, done.stderr) == ("ServiceAccount\n", "")

@@ -29,6 +29,7 @@ flush=True)
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_a_script_runs_as_under_torchrun_with_its_arguments_untouched(
     start: Start, tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ time.sleep(600)
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_an_exception_of_the_users_fails_the_job_and_is_shown_with_its_place(
     start: Start, tmp_path: Path
 ) -> None:
@@ -190,6 +192,7 @@ time.sleep(600)
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_the_second_signal_ends_a_job_that_does_not_stop(start: Start, tmp_path: Path) -> None:
     run = start(write_script(tmp_path, DEAF))
     run.wait_until(lambda: "deaf now" in run.errors(), "script")

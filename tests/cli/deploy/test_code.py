@@ -53,6 +53,7 @@ def pod_of(store: Store) -> dict[str, Any]:
     return spec
 
 
+@pytest.mark.sampled
 def test_the_pods_fetch_what_was_sent_and_the_same_content_is_sent_once(
     api: Api, store: Store, file: Path, kdist: Kdist, s3: S3Server, bucket: tuple[str, str]
 ) -> None:

@@ -53,6 +53,7 @@ def replace(store: Store, path: str, whose: str) -> dict[str, Any]:
         ("trainjob", slice(-2, None)),
     ],
 )
+@pytest.mark.sampled
 def test_no_command_touches_what_is_not_of_the_job(
     api: Api, store: Store, file: Path, kdist: Kdist, backend: str, chosen: slice
 ) -> None:

@@ -60,6 +60,7 @@ def test_what_would_change_beyond_the_request_is_shown_and_refused_without_a_ter
 
 
 @pytest.mark.parametrize("backend", PLACES)
+@pytest.mark.sampled
 def test_nobody_is_asked_about_a_job_that_is_as_it_was_applied(
     api: Api, store: Store, file: Path, kdist: Kdist, backend: str
 ) -> None:
@@ -153,6 +154,7 @@ def test_a_namespace_that_a_config_map_names_is_ignored_and_named(
 
 
 @pytest.mark.parametrize("backend", PLACES)
+@pytest.mark.sampled
 def test_a_restart_sends_what_was_applied_to_a_finished_job_without_asking(
     api: Api, store: Store, file: Path, kdist: Kdist, backend: str
 ) -> None:

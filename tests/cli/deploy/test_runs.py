@@ -80,6 +80,7 @@ def test_other_nodes_are_reported_at_once_and_all_else_stands_under_another_name
 
 
 @pytest.mark.parametrize("backend", PLACES)
+@pytest.mark.sampled
 def test_after_a_failure_what_was_mended_goes_on_as_the_same_run(
     api: Api, store: Store, file: Path, kdist: Kdist, backend: str
 ) -> None:
@@ -113,6 +114,7 @@ def test_after_a_failure_what_was_mended_goes_on_as_the_same_run(
 
 
 @pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
+@pytest.mark.sampled
 def test_a_restart_makes_a_running_workload_again_that_would_keep_what_it_was_started_with(
     api: Api, store: Store, file: Path, kdist: Kdist, backend: str
 ) -> None:

@@ -42,6 +42,7 @@ def test_replicas_are_the_nodes_that_a_job_has_for_now(
 
 
 @pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.sampled
 def test_a_job_can_be_applied_suspended_and_is_resumed_by_command(
     api: Api, store: Store, file: Path, kdist: Kdist, backend: str
 ) -> None:

@@ -122,6 +122,7 @@ def test_a_program_finds_the_way_out_in_the_json(
     "typed",
     ["validate no-colon.yaml", "run broken.py", "run job.yaml --nodes 2:1", "run class.yaml"],
 )
+@pytest.mark.sampled
 def test_a_real_process_says_the_same(typed: str, folder: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "kdist", *typed.split()],

@@ -89,6 +89,7 @@ def test_every_command_offers_json(name: str) -> None:
         assert "json" in str(option.metavar).split("|")
 
 
+@pytest.mark.sampled
 def test_every_command_prints_one_document_whatever_there_is(
     situation: str, kdist: Kdist, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ def mask(text: str, home: Path) -> str:
     return re.sub(r"\(pid \d+\)", "(pid 12345)", text)
 
 
+@pytest.mark.sampled
 def test_every_command_says_what_is_there_and_what_to_type_next(situation: str, home: Path) -> None:
     job = "digit" if situation == "unknown-name" else "digits"
     texts = [type_in(each.replace("digits", job), home) for each in TYPED[situation]]

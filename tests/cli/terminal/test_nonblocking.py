@@ -42,6 +42,7 @@ def read_all(descriptor: int) -> bytes:
 
 
 @pytest.mark.parametrize("make", [make_pipe, make_sockets, make_terminal])
+@pytest.mark.sampled
 def test_a_reader_that_does_not_read_gets_whole_lines_once_it_does_and_hears_what_is_missing(
     make: Callable[[], tuple[int, int]],
 ) -> None:

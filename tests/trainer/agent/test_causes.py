@@ -40,6 +40,7 @@ def test_an_error_of_the_gpu_is_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_an_agent_whose_ranks_fail_to_compile_looks_at_what_is_cached(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -38,6 +38,7 @@ def test_modules_are_imported_without_a_garbage_collection_and_one_that_fails_st
     assert len(sys.modules.pop("large_at_import").kept) == 100_000
 
 
+@pytest.mark.sampled
 def test_an_agent_is_ready_to_stop_before_it_imports_torch() -> None:
     program = "import sys, kdist_trainer.__main__ as _; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
@@ -111,6 +112,7 @@ print(*(name for name in set(sys.modules) - before if name.startswith("tensorboa
 """
 
 
+@pytest.mark.sampled
 def test_a_new_rank_0_imports_nothing_to_write_event_files(tmp_path: Path) -> None:
     config, events = tmp_path / "train.json", tmp_path / "events"
     config.write_text(json.dumps({"train": {"workload": "digits", "tensorboard": "scalars"}}))

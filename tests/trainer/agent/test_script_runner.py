@@ -58,6 +58,7 @@ def test_collectives_are_timed_where_there_are_any_and_nobody_says_no(
     ("end", "left"),
     [("pass", "done"), ("sys.exit(0)", "done"), ("os._exit(0)", None), ("1/0", None)],
 )
+@pytest.mark.sampled
 def test_a_script_leaves_a_result_when_it_has_come_to_its_end(
     tmp_path: Path, end: str, left: str | None
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_module_runs_as_under_python_m_with_its_package_and_the_working_folder
         ),
     ],
 )
+@pytest.mark.sampled
 def test_a_script_ends_with_the_code_that_python_gives(
     tmp_path: Path, code: str, status: int, printed: str
 ) -> None:
@@ -135,6 +137,7 @@ def test_a_script_ends_with_the_code_that_python_gives(
     ("leave", "recorded"),
     [("sys.exit(1)", True), ("sys.exit(3)", False), ("raise SystemExit(1) from None", False)],
 )
+@pytest.mark.sampled
 def test_an_error_that_a_framework_prints_before_it_exits_is_the_failure(
     tmp_path: Path, leave: str, recorded: bool
 ) -> None:

@@ -58,6 +58,7 @@ def load_by_leader(rank: Rank, root: Path) -> tuple[int | None, int, list[str]]:
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_rank_0_alone_reads_and_all_have_every_bit(root: Path, tmp_path: Path) -> None:
     found = run_ranks(3, load_by_leader, tmp_path, root, generation=2)
     assert [step for step, _, _ in found] == [2, 2, 2]

@@ -43,6 +43,7 @@ def cut(root: Path, folder: Path, *, generation: int, dying: int) -> None:
         run_ranks(2, start_again, folder, root, generation, dying, generation=generation)
 
 
+@pytest.mark.sampled
 def test_cuts_are_counted_over_restarts_whichever_rank_dies_until_a_commit(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     cut(root, tmp_path, generation=1, dying=0)

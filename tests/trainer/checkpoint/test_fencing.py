@@ -89,6 +89,7 @@ def is_stopped(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("point", range(len(POINTS)), ids=[point.__name__ for point in POINTS])
+@pytest.mark.sampled
 def test_a_writer_that_wakes_up_after_a_take_over_never_wins(tmp_path: Path, point: int) -> None:
     root = tmp_path / "checkpoints"
     first = open_store(root)

@@ -72,6 +72,7 @@ def find(rank: Rank, root: StoragePath, framework: str = "tests") -> tuple[int, 
     return step, len(manager.fallbacks)
 
 
+@pytest.mark.sampled
 def test_files_of_two_ranks_are_committed_with_digests_and_a_damaged_checkpoint_is_passed_over(
     tmp_path: Path,
 ) -> None:

@@ -192,6 +192,7 @@ def test_whatever_a_crash_loses_at_any_single_write_old_or_new_remains(
     assert counts[NEW] > 50
 
 
+@pytest.mark.sampled
 def test_the_real_store_resumes_to_the_bit_from_what_crashes_leave(
     recording: Recording, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def save_and_load_again(
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (2, 1)])
+@pytest.mark.sampled
 def test_a_state_saved_on_some_ranks_is_loaded_on_any_other_number_to_the_bit(
     tmp_path: Path, before: int, after: int
 ) -> None:
@@ -95,6 +96,7 @@ def save_apart(rank: Rank, roots: list[Path], step: int) -> tuple[bool, int | No
     return store.shared, loaded
 
 
+@pytest.mark.sampled
 def test_folders_that_are_not_shared_are_written_by_rank_0_and_loaded_from_whoever_has_the_newest(
     tmp_path: Path,
 ) -> None:
@@ -124,6 +126,7 @@ def continue_apart(rank: Rank, roots: list[Path]) -> tuple[int, int | None]:
     return store.epoch, store.resumed.step if store.resumed is not None else None
 
 
+@pytest.mark.sampled
 def test_ranks_that_continue_in_place_take_an_epoch_above_those_of_all_their_folders(
     tmp_path: Path,
 ) -> None:
@@ -136,6 +139,7 @@ def test_ranks_that_continue_in_place_take_an_epoch_above_those_of_all_their_fol
         assert CheckpointDirectory(folder).done() is None, "the run has not ended"
 
 
+@pytest.mark.sampled
 def test_a_damaged_checkpoint_in_a_folder_of_its_own_is_passed_over_by_all_ranks(
     tmp_path: Path,
 ) -> None:

@@ -56,6 +56,7 @@ def load_by_template(rank: Rank, root: Path, shared: bool) -> tuple[int, int, li
 
 
 @pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.sampled
 def test_a_template_gets_the_shape_of_the_checkpoint_that_is_tried(
     tmp_path: Path, shared: bool
 ) -> None:

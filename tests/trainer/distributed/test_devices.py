@@ -26,6 +26,7 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machin
 
 @needs_no_gpu
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_an_agent_in_a_pod_without_its_gpu_ends_with_its_nodes_fault(tmp_path: Path) -> None:
     api = ApiServer(tmp_path / "account", tls=True)
     with Lab(tmp_path, rendezvous="kubernetes:ml/store", fresh=True) as lab:

@@ -88,6 +88,7 @@ def test_a_check_that_does_not_exist_is_the_jobs_own_fault(
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_a_node_is_checked_again_after_a_fault_of_its_gpu_which_is_shown_meanwhile(
     tmp_path: Path,
 ) -> None:
@@ -166,6 +167,7 @@ def test_products_of_matrices_that_differ_are_a_fault_of_the_device(
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_the_check_of_gpus_passes_where_there_are_none() -> None:
     command = [sys.executable, "-m", "kdist_trainer.distributed.health_check"]
     assert subprocess.run(command, timeout=120).returncode == 0

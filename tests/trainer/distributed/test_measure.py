@@ -113,6 +113,7 @@ def name_the_slow(slow: list[int]) -> SlowLink | None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("slow", [[1, 2], [2]])
+@pytest.mark.sampled
 def test_a_slow_pair_is_named_and_a_rank_that_is_slow_with_everybody_as_well(
     slow: list[int],
 ) -> None:

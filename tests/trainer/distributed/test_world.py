@@ -237,6 +237,7 @@ def test_a_rank_that_died_after_it_arrived_is_noticed_before_connections_are_ope
         assert [each.result() for each in ranks] == [None, None, None]
 
 
+@pytest.mark.sampled
 def test_a_rank_does_not_wait_long_for_the_connection_of_one_that_has_died(tmp_path: Path) -> None:
     # gloo decides which of two ranks connects to the other, and a dead one refuses at once.
     for attempt in range(4):

@@ -62,6 +62,7 @@ def test_a_large_object_is_read_by_ranges_on_the_condition_that_it_is_the_same(
 
 
 @pytest.mark.parametrize("fault", ["503", "429", "close", "truncated", "slow"])
+@pytest.mark.sampled
 def test_a_request_that_fails_is_repeated(bucket: Bucket, tmp_path: Path, fault: str) -> None:
     bucket.put("set/a", DATA)
     bucket.put("set/b", b"b")
@@ -141,6 +142,7 @@ def test_an_object_that_changes_meanwhile_is_fetched_from_the_start(
 
 
 @pytest.mark.parametrize("name", ["set/../../outside", "set//etc/passwd", "set/./x"])
+@pytest.mark.sampled
 def test_a_name_that_leads_elsewhere_is_refused(bucket: Bucket, tmp_path: Path, name: str) -> None:
     bucket.put(name, b"hostile")
     bucket.put("set/a", b"a")

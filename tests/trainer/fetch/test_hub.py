@@ -46,6 +46,7 @@ def test_a_repository_is_a_folder_of_its_files(hub: Hub, tmp_path: Path) -> None
     assert ended.files == MODEL
 
 
+@pytest.mark.sampled
 def test_of_weights_only_those_that_a_model_starts_from_are_fetched(
     hub: Hub, tmp_path: Path
 ) -> None:
@@ -57,6 +58,7 @@ def test_of_weights_only_those_that_a_model_starts_from_are_fetched(
     assert "has no safetensors file at commit" in ended.record["message"]
 
 
+@pytest.mark.sampled
 def test_a_path_names_a_folder_or_a_file(hub: Hub, tmp_path: Path) -> None:
     assert get(hub, "team/model/other", tmp_path / "a").files == {
         "model.safetensors": b"of another format"
@@ -70,6 +72,7 @@ def test_a_path_names_a_folder_or_a_file(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("branch", ["v1.0", "refs/pr/7"])
+@pytest.mark.sampled
 def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: Hub, tmp_path: Path, branch: str) -> None:
     commit = hub.commit({"a": b"of the revision"}, branch)
     for revision in (branch, commit):
@@ -99,6 +102,7 @@ def test_the_endpoint_of_the_job_comes_before_that_of_the_environment(
     assert ended.files == {"config.json": b"{}"}
 
 
+@pytest.mark.sampled
 def test_a_new_commit_fetches_only_what_it_changes(hub: Hub, tmp_path: Path) -> None:
     get(hub, "team/model", tmp_path / "to")
     hub.commit({**MODEL, "config.json": b"{ }"})
@@ -108,6 +112,7 @@ def test_a_new_commit_fetches_only_what_it_changes(hub: Hub, tmp_path: Path) -> 
     assert [path.rpartition("/")[2] for path in fetched] == ["config.json"]
 
 
+@pytest.mark.sampled
 def test_a_fetch_that_was_killed_goes_on_within_the_file(hub: Hub, tmp_path: Path) -> None:
     hub.server.gate.clear()
     url = "hf://team/model/model.safetensors"
@@ -147,6 +152,7 @@ def test_weights_that_were_damaged_on_their_way_are_refused(hub: Hub, tmp_path: 
     assert "the SHA-256 of model.safetensors is" in ended.record["message"]
 
 
+@pytest.mark.sampled
 def test_a_token_is_sent_to_the_hub_and_shown_nowhere(hub: Hub, tmp_path: Path) -> None:
     hub.server.authorization = f"Bearer {TOKEN}"
     ended = get(hub, "team/model", tmp_path / "to", HF_TOKEN=f"{TOKEN}\n")
@@ -161,6 +167,7 @@ def test_a_token_is_sent_to_the_hub_and_shown_nowhere(hub: Hub, tmp_path: Path) 
         ("hf_of-somebody-else", 65, "check that the token in the key HF_TOKEN of the Secret that"),
     ],
 )
+@pytest.mark.sampled
 def test_a_missing_or_refused_token_is_an_error_that_names_the_key(
     hub: Hub, tmp_path: Path, token: str, code: int, words: str
 ) -> None:
@@ -178,6 +185,7 @@ def test_a_repository_that_is_not_there_is_an_error_of_the_data(hub: Hub, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a/../../outside"])
+@pytest.mark.sampled
 def test_a_name_that_leads_elsewhere_is_refused(hub: Hub, tmp_path: Path, name: str) -> None:
     hub.commit({name: b"hostile", "config.json": b"{}"})
     ended = get(hub, "team/model", tmp_path / "to/sub")

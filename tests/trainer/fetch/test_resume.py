@@ -35,6 +35,7 @@ def half_done(web: WebServer, folder: Path) -> Program:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.sampled
 def test_a_killed_fetch_goes_on_with_the_byte_that_it_had_reached(
     web: WebServer, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_file_that_was_damaged_here_in_its_size_is_fetched_again(
 
 
 @pytest.mark.parametrize("state", [b"", b"[]", b"{", b'{"version": 1}', b"\xff"])
+@pytest.mark.sampled
 def test_a_damaged_record_of_the_folder_starts_over(
     bucket: Bucket, tmp_path: Path, state: bytes
 ) -> None:
@@ -143,6 +145,7 @@ def test_a_damaged_record_of_the_folder_starts_over(
     assert bucket.fetch("set", tmp_path / "to").files == {"a": b"content"}
 
 
+@pytest.mark.sampled
 def test_a_file_may_become_a_folder_and_a_folder_a_file(bucket: Bucket, tmp_path: Path) -> None:
     assert bucket.server is not None
     for first, second in (("a", "a/b"), ("a/b", "a")):
@@ -171,6 +174,7 @@ def test_a_second_process_waits_for_the_first_and_fetches_nothing(
     assert web.sent == {"/set.tar": len(DATA)}
 
 
+@pytest.mark.sampled
 def test_a_process_that_waits_can_be_stopped(web: WebServer, tmp_path: Path) -> None:
     first = half_done(web, tmp_path / "to")
     second = start(f"{web.url}/set.tar", tmp_path / "to")
@@ -182,6 +186,7 @@ def test_a_process_that_waits_can_be_stopped(web: WebServer, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("place", ["bucket", "hub", "web"])
+@pytest.mark.sampled
 def test_a_process_that_lists_can_be_stopped(
     web: WebServer, bucket: Bucket, tmp_path: Path, place: str
 ) -> None:

@@ -23,6 +23,7 @@ def make_disk(tmp_path: Path) -> Iterator[Path]:
     yield from small_disk(tmp_path / "disk", mib=4)
 
 
+@pytest.mark.sampled
 def test_more_than_the_job_allows_is_refused_before_it_is_fetched(
     bucket: Bucket, tmp_path: Path
 ) -> None:
@@ -38,6 +39,7 @@ def test_more_than_the_job_allows_is_refused_before_it_is_fetched(
     assert bucket.fetch("set", tmp_path / "to", "--max-bytes", str(6 * MIB)).code == 0
 
 
+@pytest.mark.sampled
 def test_a_file_of_unknown_size_ends_where_the_job_allows_no_more(
     web: WebServer, tmp_path: Path
 ) -> None:
@@ -70,6 +72,7 @@ def test_a_disk_that_becomes_full_meanwhile_is_named_with_the_field(
     assert "spec.data[0].size" in ended.record["message"]
 
 
+@pytest.mark.sampled
 def test_what_is_there_already_needs_no_room(web: WebServer, disk: Path) -> None:
     web.files["/a"] = bytes(3 * MIB)
     url = f"{web.url}/a"

@@ -34,6 +34,7 @@ def send(bucket: Bucket, path: Path, digest: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.sampled
 def test_an_upload_is_fetched_as_it_was_sent_through_faults(bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x = 1")
     assert bucket.server is not None

@@ -51,6 +51,7 @@ def test_a_file_has_the_last_part_of_its_path_as_its_name(web: WebServer, tmp_pa
         if fault != "no-head" and (lacks, fault) != ("length", "truncated")
     ],
 )
+@pytest.mark.sampled
 def test_a_server_may_lack_what_it_likes_and_fail_twice(
     web: WebServer, tmp_path: Path, lacks: str, fault: str
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_file_that_changes_meanwhile_starts_over(web: WebServer, tmp_path: Pat
         ("/sets/a?signature=hunter2", 64, "must not contain a query or a fragment"),
     ],
 )
+@pytest.mark.sampled
 def test_a_url_that_names_no_file_is_an_error_that_says_so(
     web: WebServer, tmp_path: Path, path: str, code: int, words: str
 ) -> None:
@@ -180,6 +182,7 @@ def test_a_credential_is_sent_and_shown_nowhere(web: WebServer, tmp_path: Path) 
         ("Bearer two\nlines", 64, "characters that no header can have"),
     ],
 )
+@pytest.mark.sampled
 def test_a_missing_or_refused_credential_is_an_error_that_names_the_key(
     web: WebServer, tmp_path: Path, value: str, code: int, words: str
 ) -> None:
@@ -192,6 +195,7 @@ def test_a_missing_or_refused_credential_is_an_error_that_names_the_key(
 
 
 @pytest.mark.parametrize("status", [403, 418, 503])
+@pytest.mark.sampled
 def test_a_credential_that_a_server_repeats_is_not_shown(
     web: WebServer, tmp_path: Path, status: int
 ) -> None:
@@ -238,6 +242,7 @@ def test_a_redirect_on_the_same_server_keeps_the_credential(web: WebServer, tmp_
     assert ended.files == {"latest.tar": DATA}
 
 
+@pytest.mark.sampled
 def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
     server = WebServer({"/a": b"a"})
     authority = str(server.encrypt(tmp_path))
@@ -262,6 +267,7 @@ def test_a_redirect_from_https_to_http_is_refused(web: WebServer, tmp_path: Path
 
 
 @pytest.mark.parametrize("target", ["file:///etc/hostname", "ftp://127.0.0.1/a", "/loop"])
+@pytest.mark.sampled
 def test_a_redirect_to_no_web_server_is_refused(
     web: WebServer, tmp_path: Path, target: str
 ) -> None:

@@ -101,6 +101,7 @@ def test_tied_weights_in_several_files_are_fetched_by_their_index_and_loaded(
         [],
     ],
 )
+@pytest.mark.sampled
 def test_an_index_that_leads_elsewhere_is_refused(
     web: WebServer, tmp_path: Path, places: object
 ) -> None:

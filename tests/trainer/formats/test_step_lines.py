@@ -67,6 +67,7 @@ def test_a_line_with_a_number_that_cannot_be_read_is_left_out(name: str) -> None
 
 
 @pytest.mark.parametrize("spaced", [False, True], ids=["as written", "other spaces"])
+@pytest.mark.sampled
 def test_a_long_one_is_few_records_with_the_same_sums_and_no_step_twice(spaced: bool) -> None:
     lines = written(range(1, 30_001))
     data = encoded(lines)
@@ -148,6 +149,7 @@ def test_the_last_line_of_a_file_may_lack_its_end_and_the_next_file_begins_a_new
     assert [line["step"] for line in reader.records()] == [1, 2]
 
 
+@pytest.mark.sampled
 def test_a_line_without_end_and_steps_without_order_take_bounded_memory() -> None:
     endless = StepLines([], most=50)
     tracemalloc.start()

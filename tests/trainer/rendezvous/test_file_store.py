@@ -81,6 +81,7 @@ def test_a_disk_that_refuses_is_the_stores_failure_and_changes_nothing(tmp_path:
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_writers_killed_at_any_moment_leave_a_store_that_others_go_on_with(tmp_path: Path) -> None:
     def write(store: FileStore) -> None:
         while True:

@@ -103,6 +103,7 @@ def polling(state: RendezvousState) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.sampled
 def test_all_that_ask_are_joined_in_one_write_and_get_the_complete_state(
     api: ApiServer, open_state: Open
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_node_that_has_withdrawn_its_request_is_not_joined(open_state: Open) -
     here.close()
 
 
+@pytest.mark.sampled
 def test_a_node_joins_by_itself_in_the_place_of_a_gatherer_that_has_ended(open_state: Open) -> None:
     first, lost, second = open_state(0), open_state(1), open_state(2)
     assert join(first)
@@ -202,6 +204,7 @@ def test_a_gatherer_that_leaves_the_round_sends_the_others_away(open_state: Open
     assert other.state.participants.keys() == {NODES[1]}
 
 
+@pytest.mark.sampled
 def test_of_two_nodes_that_are_first_at_once_one_is_the_gatherer_and_joins_the_other(
     open_state: Open,
 ) -> None:

@@ -37,6 +37,7 @@ SEEDS = int(os.environ.get("KDIST_SEEDS", "20"))
         *(pytest.param(one, SEEDS, marks=[pytest.mark.chaos, pytest.mark.wide]) for one in KINDS),
     ],
 )
+@pytest.mark.sampled
 def test_each_sample_counts_once_whatever_rank_is_killed(kind: str, seeds: int) -> None:
     """With 0, 2 and 4 loader processes, of which a quick run takes 2."""
     command = [sys.executable, "-m", "tests.trainer.script.loader_kills"]

@@ -94,6 +94,7 @@ def train(
     )
 
 
+@pytest.mark.sampled
 def test_a_script_that_is_asked_to_stop_on_one_rank_saves_on_all_and_resumes_to_the_bit(
     tmp_path: Path,
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_script_that_is_asked_to_stop_on_one_rank_saves_on_all_and_resumes_to_
     assert done["accuracy"] == 0.5
 
 
+@pytest.mark.sampled
 def test_a_script_that_dies_resumes_from_its_last_regular_save(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     assert run_ranks(1, train, tmp_path, root, -1, 2 * EVERY + 7)[0][0] == "crashed"

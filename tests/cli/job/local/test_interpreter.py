@@ -68,6 +68,7 @@ def test_what_is_asked_for_is_what_the_trainer_is_declared_to_need() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_a_run_trains_in_another_environment_that_has_no_trainer(
     start: Start, tmp_path: Path
 ) -> None:

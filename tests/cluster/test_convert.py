@@ -10,7 +10,7 @@ import pytest
 from kdist import backends
 from kdist.backends import Placement
 from kdist.convert.manifests import convert_file
-from kdist.load import load_text
+from kdist.job_file import load_text
 from kdist.render import render
 from tests.cluster.namespace import Namespace
 

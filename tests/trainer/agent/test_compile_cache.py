@@ -8,6 +8,8 @@ import sys
 import tempfile
 import time
 import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,6 +137,25 @@ def test_damaged_code_is_removed_if_ranks_fail_to_compile_where_no_other_node_us
         assert not list(folder.parent.glob("*/*"))
 
 
+def test_agents_that_remove_the_same_damaged_code_at_once_do_not_fail_each_other(
+    settings: Settings,
+) -> None:
+    set_variables(settings)
+    folder = Path(os.environ[INDUCTOR])
+    for _ in range(20):
+        fill(folder, *(f"{number}/code.py" for number in range(100)))
+        (folder / "99/other.py").touch()
+        in_parallel(lambda: remove_damaged(settings, FAILED))
+        assert not folder.exists()
+
+
+def in_parallel(act: Callable[[], None]) -> None:
+    """Call it on four threads at once."""
+    with ThreadPoolExecutor(4) as pool:
+        for each in [pool.submit(act) for _ in range(4)]:
+            each.result()
+
+
 def test_a_folder_of_the_users_is_never_removed(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +203,19 @@ def test_the_pod_that_takes_the_place_of_another_has_what_that_has_compiled(
     archive(folder, tmp_path, "digits-0-abcde").restore()
     assert names(folder) == {"fxgraph/one", "fxgraph/two", "ab/kernel.so"}
     assert (folder / "ab/kernel.so").read_text() == "ab/kernel.so"
+
+
+def test_agents_of_one_machine_unpack_the_same_archive_at_once(
+    folder: Path, tmp_path: Path
+) -> None:
+    written = {f"fxgraph/{number}" for number in range(50)}
+    fill(folder, *written)
+    archive(folder, tmp_path).write()
+    for _ in range(10):
+        shutil.rmtree(folder)
+        in_parallel(lambda: archive(folder, tmp_path).restore())
+        assert names(folder) == written
+        assert all((folder / each).read_text() == each for each in written)
 
 
 def test_a_bucket_keeps_it_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +339,19 @@ def test_an_archive_is_in_memory_at_most_twice(folder: Path, tmp_path: Path) -> 
     finally:
         tracemalloc.stop()
     assert len(names(folder)) == 32
+
+
+def test_agents_that_start_at_once_remove_the_same_unused_code(
+    settings: Settings, tmp_path: Path
+) -> None:
+    base = tmp_path / f"kdist-compile-{os.geteuid()}"
+    for _ in range(5):
+        for name in map(str, range(50)):
+            fill(base / name, "fxgraph/one")
+            os.utime(base / name, (0, 0))
+        base.chmod(0o700)
+        in_parallel(lambda: compile_cache._remove_unused(base / "own"))
+        assert {each.name for each in base.iterdir()} == {"own"}
 
 
 def test_code_of_packages_that_are_not_used_any_more_is_removed_after_a_month(

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Final
 
 from kdist_trainer import log
@@ -95,7 +96,9 @@ def remove_damaged(settings: Settings, failures: Iterable[Failure]) -> None:
     is_own = folder.parent.name.startswith(_PREFIX)
     if not is_own or not any(each.message.startswith(_COMPILE_ERRORS) for each in failures):
         return
-    if not any(path.suffix not in _EMPTY and _is_empty(path) for path in folder.rglob("*")):
+    # os.walk goes on where an agent of the same machine removes the folder at the same time
+    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    if not any(path.suffix not in _EMPTY and _is_empty(path) for path in files):
         return
     message = f"ranks failed to compile: the code cached in {folder} is damaged"
     if settings.config.compile_cache == "auto":
@@ -120,8 +123,9 @@ def _remove_unused(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     os.utime(folder)
     for other in folder.parent.iterdir():
-        if other.lstat().st_mtime < time.time() - _UNUSED_SECONDS:
-            shutil.rmtree(other, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another agent has removed it
+            if other.lstat().st_mtime < time.time() - _UNUSED_SECONDS:
+                shutil.rmtree(other, ignore_errors=True)
 
 
 def _identify(base: Path) -> str:
@@ -218,7 +222,7 @@ class CacheArchive:
                 target, file = self._folder / member.name, archive.extractfile(member)
                 if file is not None and not target.exists():
                     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    fresh = target.with_name(f".{target.name}")
+                    fresh = target.with_name(f".{token_hex(4)}.{target.name}")
                     fresh.write_bytes(file.read())
                     os.utime(fresh, (member.mtime, member.mtime))
                     fresh.replace(target)

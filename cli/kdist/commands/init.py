@@ -63,8 +63,11 @@ def command(path: str, template: str, source: str | None, *, force: bool, output
         console.document(text.rstrip("\n"))
         return result
     file = Path(path)
+    typed = ["-t", template] if template != TEMPLATES[0] else []
+    typed += ["--from", source] if source is not None else []
+    again = shlex.join(["kdist", "init", path, *typed, "--force"])
     if source is not None:
-        _write(file, text, force=force)
+        _write(file, text, again if not force else "")
         console.list_files(file, output=output)
         return result
     schema = file.parent / ".kdist" / "job.schema.json"
@@ -73,9 +76,10 @@ def command(path: str, template: str, source: str | None, *, force: bool, output
         if each.exists():
             hint = f"code is never overwritten; `kdist init - -t {template}` prints the job alone"
             raise UsageError(f"`{each}` exists already", hint=hint)
-    _write(file, scaffold.write(template, schema=".kdist/job.schema.json"), force=force)
+    job = scaffold.write(template, schema=".kdist/job.schema.json")
+    _write(file, job, again if not force else "")
     for each, text in code.items():
-        _write(each, text, force=False)
+        _write(each, text, again)
     _write_schema(schema)
     console.list_files(file, *code, output=output)
     if template in _PACKAGES:
@@ -87,15 +91,16 @@ def command(path: str, template: str, source: str | None, *, force: bool, output
     return Code.OK
 
 
-def _write(file: Path, text: str, *, force: bool) -> None:
-    """Raises `UsageError` if the file exists already, or cannot be written."""
+def _write(file: Path, text: str, again: str) -> None:
+    """Raises `UsageError` if the file cannot be written, or exists already: `again` is the command
+    that overwrites it, empty if that is asked for.
+    """
     try:
         if file.suffix == ".py":
             file.parent.mkdir(exist_ok=True)
-        with file.open("w" if force else "x", encoding="utf-8") as opened:
+        with file.open("x" if again else "w", encoding="utf-8") as opened:
             opened.write(text)
     except FileExistsError:
-        again = f"kdist init {shlex.quote(str(file))} --force"
         raise UsageError(
             f"`{file}` exists already",
             hint="name another file, or overwrite it",

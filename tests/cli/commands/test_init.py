@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,14 @@ from kdist.commands.init import TEMPLATES
 from kdist.job_file import load_file, load_text
 from kdist.spec import reference, scaffold
 from tests.cli.conftest import Kdist
+
+CONTAINER = {"name": "a", "image": "registry.example.com/a:1", "command": ["python", "train.py"]}
+WORKLOAD = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {"name": "old"},
+    "spec": {"template": {"spec": {"containers": [CONTAINER]}}},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +87,22 @@ def test_a_file_that_is_there_is_kept(kdist: Kdist, tmp_path: Path) -> None:
         "Next: kdist init job.yaml --force\n"
     )
     assert (tmp_path / "job.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "my jobs.yaml"])
+@pytest.mark.parametrize("typed", [("-t", "gpt"), ("-t", "script"), ("--from", "old one.yaml")])
+def test_the_command_that_overwrites_it_keeps_what_was_typed(
+    typed: tuple[str, ...], name: str, kdist: Kdist, tmp_path: Path
+) -> None:
+    (tmp_path / "old one.yaml").write_text(json.dumps(WORKLOAD))
+    wanted = kdist("init", "-", *typed).stdout
+    (tmp_path / name).write_text("mine")
+    refused = kdist("init", name, *typed)
+    assert (refused.exit_code, (tmp_path / name).read_text()) == (2, "mine")
+    program, *words = shlex.split(refused.stderr.rpartition("Next: ")[2])
+    assert program == "kdist"
+    assert kdist(*words).exit_code == 0
+    assert wanted.partition("\n")[2].rstrip() in (tmp_path / name).read_text()
 
 
 def test_force_writes_over_it(kdist: Kdist, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class Inquiry:
     """What is known of one job's agents."""
 
     pods: Sequence[Document] = ()
-    restarted_at: str = ""
+    resource: Document = field(default_factory=dict)
     shape: tuple[object, ...] = ()
     everyone: bool = False
     stuck: bool = False
@@ -168,7 +168,7 @@ class AgentPoller:
         with self._lock:
             found = self._inquiries.setdefault(key, Inquiry())
             found.pods = [pod for pod in observed.pods if documents.name(pod) in working]
-            found.restarted_at = observed.restarted_at
+            found.resource = observed.resource.document
             found.answers = {pod: answer for pod, answer in found.answers.items() if pod in working}
             found.silent = {pod: at for pod, at in found.silent.items() if pod in working}
             found.set_stuck(stuck=stuck)
@@ -192,11 +192,11 @@ class AgentPoller:
             if found is None:
                 return None
             pods = sorted(found.pods, key=partial(_order, found))
-            everyone, stuck, restarted_at = found.everyone, found.stuck, found.restarted_at
+            everyone, stuck, resource = found.everyone, found.stuck, found.resource
             diagnosing = found.needs_diagnosis(time.monotonic())
             found.everyone = False
         turn = self._ask(key, pods, everyone=everyone)
-        diagnosis = self._diagnose(key, turn, restarted_at) if diagnosing else None
+        diagnosis = self._diagnose(key, turn, resource) if diagnosing else None
         now = time.monotonic()
         with self._lock:
             found = self._inquiries.get(key)
@@ -249,12 +249,12 @@ class AgentPoller:
                 break
         return turn
 
-    def _diagnose(self, key: JobKey, turn: _Turn, restarted_at: str) -> Diagnosis | None:
+    def _diagnose(self, key: JobKey, turn: _Turn, resource: Document) -> Diagnosis | None:
         cluster = self._cluster.within(key.namespace)
         try:
             known = _KnownAgents(cluster, namespace=key.namespace, turn=turn)
-            seen = fetch_snapshot(cluster, key.name, agents=known)
-            noted = note_start(seen.config_map, restarted_at)
+            seen = fetch_snapshot(cluster, key.name, agents=known, watched=resource)
+            noted = note_start(seen.config_map, documents.text(resource, "spec", "restartedAt"))
             return diagnose(replace(seen, config_map=noted))
         except KdistError as error:
             _log.warning("cannot say why %s does not progress: %s", key, error)

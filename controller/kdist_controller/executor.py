@@ -13,9 +13,10 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from kdist import deploy
-from kdist.backends import RUNTIME
+from kdist.backends import RUNTIME, Placement
 from kdist.cluster import ApiError, Cluster, JobObjects
 from kdist.diagnose import KEY_MISSING
+from kdist.errors import NotFoundError
 from kdist.job.cluster import suspend
 from kdist.job.cluster.applied import AppliedJob
 from kdist.manifest import NODES_ANNOTATION, RECLAIM_POLICY, Manifest, ObjectKey
@@ -80,6 +81,23 @@ def write_event(cluster: Cluster, resource: Resource, notice: Notice, *, identit
     except ApiError as error:
         if error.status != HTTPStatus.CONFLICT:
             raise
+
+
+def make_target(cluster: Cluster, observed: Observed) -> AppliedJob:
+    """The job as `kdist.recovery` and `kdist.job.cluster` take it: by the TrainingJob's spec, or,
+    where that is not valid, by what its pods are made from. Raises `NotFoundError` if neither is
+    known.
+    """
+    job, backend = observed.wanted or observed.applied, observed.backend
+    status = observed.resource.status
+    if job is None or backend is None:
+        raise NotFoundError(f"what {observed.resource.key} runs is not known")
+    placement = Placement(
+        backend.name,
+        "c10d" if documents.text(status, "rendezvous") == "c10d" else "kubernetes",
+        documents.text(status, "runId"),
+    )
+    return AppliedJob(cluster, observed.config_map or {}, job, backend, placement)
 
 
 class Executor:
@@ -217,7 +235,7 @@ class Executor:
         if not action.suspended:
             deploy.request_start(self._cluster, self._observed.owner, self._observed.applied)
         if action.queued:
-            job = AppliedJob.find(self._cluster, self._resource.key.name)
+            job = make_target(self._cluster, self._observed)
             suspend.set_active(job, active=not action.suspended)
         elif self._observed.backend is not None:
             body = self._observed.backend.suspend_patch(action.suspended, nodes=action.nodes)

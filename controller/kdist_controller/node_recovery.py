@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
-from kdist.backends import Placement
 from kdist.cluster import ApiError, Cluster
 from kdist.errors import Code, KdistError, NotFoundError
-from kdist.job.cluster.applied import AppliedJob
 from kdist.recovery import (
     AVOID_SECONDS,
     HeldVolume,
@@ -32,7 +30,7 @@ from kdist.status.snapshot import is_silent
 from kdist_controller.actions import Notice
 from kdist_controller.agent_poller import Route, ask_agents
 from kdist_controller.cache import Cache
-from kdist_controller.executor import write_event
+from kdist_controller.executor import make_target, write_event
 from kdist_controller.observation import Observed
 from kdist_controller.resource import JobKey, Resource
 from kdist_controller.work_queue import WorkQueue
@@ -301,7 +299,7 @@ class NodeRecovery:
         """
         cluster = self._cluster.within(observed.resource.key.namespace)
         try:
-            avoid(_make_target(cluster, observed), node)
+            avoid(make_target(cluster, observed), node)
         except KdistError as error:
             is_final = error.code not in _PASSING
             if isinstance(error, ApiError):
@@ -341,7 +339,7 @@ class NodeRecovery:
             return ask_agents(self._route, key.namespace, running)
 
         cluster = self._cluster.within(key.namespace)
-        target = _make_target(cluster, observed)
+        target = make_target(cluster, observed)
         situation = observe(target, ask=ask)
         decisions = decide(situation)
         if not self._leads():  # the answers may have taken long
@@ -361,19 +359,3 @@ class NodeRecovery:
         self._notify(key)
         pauses = [each.retry_seconds for each in found.decisions if each.retry_seconds]
         return min([_LONGEST_PAUSE, *pauses])
-
-
-def _make_target(cluster: Cluster, observed: Observed) -> AppliedJob:
-    """The job as `kdist.recovery` takes it: by the TrainingJob's spec, or, where that is not valid,
-    by what its pods are made from. Raises `NotFoundError` if neither is known.
-    """
-    job, backend = observed.wanted or observed.applied, observed.backend
-    status = observed.resource.status
-    if job is None or backend is None:
-        raise NotFoundError(f"what {observed.resource.key} runs is not known")
-    placement = Placement(
-        backend.name,
-        "c10d" if documents.text(status, "rendezvous") == "c10d" else "kubernetes",
-        documents.text(status, "runId"),
-    )
-    return AppliedJob(cluster, observed.config_map or {}, job, backend, placement)

@@ -19,10 +19,12 @@ from kdist_controller.controller import Observer
 from kdist_controller.executor import FIELD_MANAGER, Executor
 from kdist_controller.metrics import Metrics
 from kdist_controller.node_recovery import NodeCache, NodeRecovery
+from kdist_controller.observation import Observed
 from kdist_controller.reconcile import reconcile
 from kdist_controller.resource import JobKey
 from tests.cli.cluster.api import Api, write_kubeconfig
 from tests.controller.kubernetes import Kubernetes
+from tests.controller.rights import TOKEN, RightsServer
 
 _MOST_ROUNDS = 40
 
@@ -41,19 +43,23 @@ def kubernetes(request: pytest.FixtureRequest) -> Kubernetes:
 
 @pytest.fixture
 def api(kubernetes: Kubernetes) -> Iterator[Api]:
-    """Its server."""
-    server = Api(kubernetes)
+    """Its server. No controller may ask for what the chart does not let it."""
+    rights = RightsServer(kubernetes)
+    server = Api(rights)
     yield server
     server.close()
+    assert rights.refused == []
 
 
 @pytest.fixture
 def connection(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """A connection to it, as the controller has one."""
+    """A connection to it, as the controller has one; commands have another, of an admin."""
     file = tmp_path / "kubeconfig"
-    write_kubeconfig(file, api.url)
     monkeypatch.setenv("KUBECONFIG", str(file))
-    return cluster.connect(retry_seconds=1.0, field_manager=FIELD_MANAGER)
+    write_kubeconfig(file, api.url, user={"token": TOKEN})
+    connected = cluster.connect(retry_seconds=1.0, field_manager=FIELD_MANAGER)
+    write_kubeconfig(file, api.url)
+    return connected
 
 
 class Stepper:
@@ -63,6 +69,8 @@ class Stepper:
         self.kubernetes = kubernetes
         self.connection = connection
         self.kinds = connection.kinds()
+        self.observed: Observed | None = None
+        """The job as it was last seen."""
 
     def settle(self, name: str = "digits") -> NodeRecovery:
         """Start a controller that knows nothing, and let it work until nothing is left to do;
@@ -84,7 +92,7 @@ class Stepper:
         pause = None
         for _ in range(_MOST_ROUNDS):
             self._watch(cache)
-            observed = observer.observe(key)
+            self.observed = observed = observer.observe(key)
             if observed is None:
                 return recovery
             changes, written = reconcile(observed), len(self.kubernetes.writes)

@@ -23,6 +23,7 @@ from tests.cli.cluster.objects import merge_patch
 
 Document = dict[str, Any]
 
+KUEUE_KIND = ("kueue.x-k8s.io/v1beta1", "Workload")
 KINDS = (
     *DEPENDENT_KINDS,
     *workload_kinds(),
@@ -33,7 +34,10 @@ KINDS = (
     ("batch/v1", "CronJob"),
     ("kdist.dev/v1alpha1", "TrainingJob"),
     ("coordination.k8s.io/v1", "Lease"),
+    KUEUE_KIND,
 )
+OPERATORS = ("JobSet", "PyTorchJob", "TrainJob", "Workload")
+"""Kinds that not every cluster has."""
 _WATCH_SECONDS = 5.0
 _EVENTS_KEPT = 500
 """How many events there are at most; an API server removes them after an hour."""
@@ -57,7 +61,7 @@ class Kubernetes:
         writes: every change that was asked for, as (method, kind, name).
     """
 
-    def __init__(self, *, absent: tuple[str, ...] = ("JobSet", "PyTorchJob", "TrainJob")) -> None:
+    def __init__(self, *, absent: tuple[str, ...] = OPERATORS) -> None:
         self.objects: dict[_Place, Document] = {}
         self.reports: dict[str, Document] = {}
         self.writes: list[tuple[str, str, str]] = []

@@ -214,10 +214,11 @@ def test_a_job_that_was_told_to_start_again_is_not_said_to_have_no_workload() ->
 def test_the_poller_diagnoses_a_job_as_one_that_was_told_to_start_again(
     crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = scene([creating(0), creating(1)], over=workload(age=1))
+    key, seen = JobKey("ml", "digits"), scene([creating(0), creating(1)], over=workload(age=1))
     monkeypatch.setattr(agent_poller, "fetch_snapshot", lambda *_, **__: seen)
     found = [
-        crowd.poller._diagnose(JobKey("ml", "digits"), _Turn(), asked) for asked in ("", at(20))
+        crowd.poller._diagnose(key, _Turn(), {"spec": {"restartedAt": asked}})
+        for asked in ("", at(20))
     ]
     assert [each.cause for each in found if each] == ["starting", "start-requested"]
 

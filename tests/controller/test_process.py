@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kdist_controller import rbac
-from tests.cli.cluster.api import Api, Asked, write_kubeconfig
+from tests.cli.cluster.api import Api, write_kubeconfig
 from tests.controller.conftest import JobOf
 from tests.controller.kubernetes import Kubernetes
+from tests.controller.rights import TOKEN, right_of
 from tests.controller.test_life import END, change
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(90)]
@@ -40,7 +40,7 @@ class Replica:
 
     def __init__(self, folder: Path, api: Api, identity: str) -> None:
         kubeconfig = folder / "kubeconfig"
-        write_kubeconfig(kubeconfig, api.url)
+        write_kubeconfig(kubeconfig, api.url, user={"token": TOKEN})
         self._log = folder / f"{identity}.log"
         options = ["--identity", identity, "--metrics-port", "0", "--agents", "proxy"]
         options += ["--lease-namespace", "kdist"]
@@ -186,23 +186,5 @@ def test_it_asks_for_nothing_that_its_rights_do_not_give(
     end = {**END, "lastTransitionTime": "2026-01-01T00:00:00Z"}
     kubernetes.put("Job", {"metadata": {"name": "digits"}, "status": {"conditions": [end]}})
     until(lambda: ("Role", "digits") not in kubernetes.names())
-    asked = {right for each in api.asked if (right := _right_of(each)) is not None}
-    tables = (rbac.JOBS, rbac.NODES, rbac.NODE_LEASES, rbac.ELECTION)
-    given = {(right.verb, right.group, right.resource) for table in tables for right in table}
-    assert asked - given == set()
+    asked = set(map(right_of, api.asked))
     assert {("patch", "batch", "jobs"), ("delete", "batch", "jobs")} <= asked
-
-
-def _right_of(asked: Asked) -> tuple[str, str, str] | None:
-    """The right that a request takes; None for what everybody may."""
-    found = re.fullmatch(
-        r"/api(?:s/(?P<group>[^/]+))?/[^/]+(?:/namespaces/[^/]+)?"
-        r"/(?P<resource>[^/]+)(?:/(?P<name>[^/]+)(?P<part>/\w+)?)?(?:/.*)?",
-        asked.path,
-    )
-    if found is None or found["group"] == "authorization.k8s.io" or "proxy" in asked.path:
-        return None
-    verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(asked.method, "get")
-    if verb == "get" and not found["name"]:
-        verb = "watch" if "watch" in asked.query else "list"
-    return verb, found["group"] or "", f"{found['resource']}{found['part'] or ''}"

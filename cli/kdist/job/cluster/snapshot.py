@@ -228,6 +228,7 @@ def fetch_snapshot(
     agents: Agents | None = None,
     events: Events | None = None,
     controllers: bool = False,
+    watched: Document | None = None,
 ) -> Snapshot:
     """Fetch all of one job as it is now. Of other objects, what the user may not read is left out.
 
@@ -238,6 +239,8 @@ def fetch_snapshot(
         agents: reused by later snapshots of the same job, which makes them faster.
         events: reused as `agents` is.
         controllers: fetch service accounts too, and deployments if the workload has no pods.
+        watched: the TrainingJob, from a caller that watches it and may neither get one nor read
+            logs.
 
     Raises:
         JobNotFoundError: there is no such job.
@@ -260,15 +263,14 @@ def fetch_snapshot(
         statuses = pool.submit(agents.poll, pods)
         nodes = pool.submit(_find_nodes, cluster, pods)
         claims = pool.submit(_find_claims, cluster, namespace, pod_documents, pods)
-        fetching = [pod for pod in pods if pod.fetching and not pod.lost][:MOST_LOGS]
+        logged = pods if watched is None else []
+        fetching = [pod for pod in logged if pod.fetching and not pod.lost][:MOST_LOGS]
         fetches = pool.map(partial(_read_fetch_progress, cluster, namespace), fetching)
         # whoever may change ConfigMaps may remove the owner of the job's
         owned = any(find_owning_resource(each) is not None for each in (config_map, workload))
-        resource = (
-            cluster.find_readable(*TRAINING_JOB, name, namespace)
-            if owned or not config_map
-            else None
-        )
+        resource = watched if owned or not config_map else None
+        if watched is None and (owned or not config_map):
+            resource = cluster.find_readable(*TRAINING_JOB, name, namespace)
         if not any((workload, config_map, pod_documents, resource)):
             raise JobNotFoundError((name, namespace))
         admission = pool.submit(_find_admission, cluster, namespace, workload)
@@ -300,7 +302,7 @@ def fetch_snapshot(
             },
             accounts=accounts.result(),
             lack=agents.lack(),
-            progress=read_training(cluster, namespace, pods)
+            progress=read_training(cluster, namespace, logged)
             if not agents.answered and not knows_numbers(resource)
             else {},
             placed=placed,

@@ -149,18 +149,18 @@ def test_every_breach_is_reported_at_once() -> None:
     ("overlay", "message"),
     [
         ({"containers": []}, "takes metadata and spec, found 'containers'"),
-        ({"spec": []}, r"spec\.podTemplate\.spec must be a mapping, found a list"),
+        ({"spec": []}, r"spec\.podTemplate\.spec: must be a mapping, found a list"),
         (
             {"spec": {"volumes": {"a": 1}}},
-            r"spec\.podTemplate\.spec\.volumes must be a list, found a mapping",
+            r"spec\.podTemplate\.spec\.volumes: must be a list, found a mapping",
         ),
         (
             {"spec": {"containers": [{"image": "a"}]}},
-            r"each item of spec\.podTemplate\.spec\.containers needs its name",
+            r"spec\.podTemplate\.spec\.containers\[0\]: needs its name, by which it is merged",
         ),
         (
             {"spec": {"containers": ["a"]}},
-            r"each item of spec\.podTemplate\.spec\.containers needs its name",
+            r"spec\.podTemplate\.spec\.containers\[0\]: must be a mapping, found a value",
         ),
         (
             {"spec": {"volumes": [{"$patch": "replace"}]}},

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from kdist import backends
-from kdist.errors import KdistError
+from kdist.errors import InvalidJobError, KdistError
 from kdist.job_file import load_text
-from kdist.render import find_pod_problems
+from kdist.render import Placement, find_pod_problems, warn
 from kdist.spec.reference import show
 from tests.cli.conftest import Kdist
 from tests.cli.conftest import kdist as kdist
-from tests.manifests.jobs import EXAMPLES, FULL, IMAGE, example, load, make, place
+from tests.manifests import jobs
+from tests.manifests.jobs import EXAMPLES, FULL, IMAGE, load, make, place
 
 
 def in_trainer(**fields: Any) -> dict[str, Any]:
@@ -146,7 +149,7 @@ def test_what_a_cluster_may_take_is_rendered(spec: dict[str, Any]) -> None:
 
 
 def test_the_examples_and_a_job_without_an_image_have_no_such_problem() -> None:
-    for job in [*map(example, EXAMPLES.values()), load(FULL)]:
+    for job in [*map(jobs.example, EXAMPLES.values()), load(FULL)]:
         assert find_pod_problems(job) == []
     bare = FULL["spec"] | {"image": None}
     assert find_pod_problems(load_text(json.dumps(FULL | {"spec": bare}), source="test")) == []
@@ -183,3 +186,94 @@ spec:
     )
     refused = kdist("validate", "job.yaml")
     assert "job.yaml:8:3: spec.podTemplate: must not change spec.restartPolicy" in refused.stderr
+
+
+NAMES = st.sampled_from(["trainer", "a", "tmp", "config", "fetch-0", "name", "spec", "KDIST_X"])
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 70000) | st.floats() | st.text(max_size=6),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(NAMES, each, max_size=3),
+    max_leaves=5,
+)
+
+
+def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """A mapping with some of the fields, of which each may also be anything."""
+    return st.fixed_dictionaries({}, optional={key: each | ANY for key, each in fields.items()})
+
+
+def many(each: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    return st.lists(each | ANY, max_size=2)
+
+
+PROBE = some(exec=some(command=many(ANY)), httpGet=some(port=ANY, host=ANY), tcpSocket=ANY)
+CONTEXT = some(
+    runAsUser=st.integers(0, 2),
+    runAsNonRoot=st.booleans(),
+    privileged=st.booleans(),
+    capabilities=some(add=many(st.just("SYS_ADMIN")), drop=many(st.just("ALL"))),
+    seccompProfile=some(type=st.just("Localhost"), localhostProfile=ANY),
+    appArmorProfile=some(type=ANY),
+    seLinuxOptions=some(type=ANY, user=ANY),
+    windowsOptions=some(hostProcess=ANY),
+    sysctls=many(some(name=ANY)),
+)
+QUANTITIES = st.dictionaries(st.sampled_from(["cpu", "memory", "a.b/c"]), ANY, max_size=2)
+CONTAINER = some(
+    name=NAMES,
+    image=st.just(IMAGE),
+    args=many(ANY),
+    env=many(some(name=NAMES, value=ANY, valueFrom=ANY)),
+    envFrom=many(ANY),
+    resources=some(limits=QUANTITIES, requests=QUANTITIES, claims=many(some(name=NAMES))),
+    volumeMounts=many(some(name=NAMES, mountPath=st.sampled_from(["/a", "/b"]))),
+    ports=many(some(containerPort=ANY, name=NAMES, hostPort=ANY)),
+    securityContext=CONTEXT,
+    livenessProbe=PROBE,
+    lifecycle=some(preStop=PROBE, postStart=PROBE),
+)
+OVERLAY = some(
+    metadata=some(labels=ANY, annotations=st.dictionaries(NAMES, ANY, max_size=2)),
+    spec=some(
+        containers=many(CONTAINER),
+        initContainers=many(CONTAINER),
+        volumes=many(some(name=NAMES, emptyDir=ANY, hostPath=ANY)),
+        securityContext=CONTEXT,
+        affinity=some(podAntiAffinity=ANY, nodeAffinity=ANY),
+        tolerations=many(ANY),
+        topologySpreadConstraints=many(some(topologyKey=NAMES)),
+        imagePullSecrets=many(some(name=NAMES)),
+        resourceClaims=many(some(name=NAMES)),
+        hostAliases=many(ANY),
+        os=some(name=ANY),
+        nodeName=ANY,
+        restartPolicy=ANY,
+    ),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[*HealthCheck])
+@given(OVERLAY, st.sampled_from(backends.NAMES))
+@example({"spec": {"containers": None}}, "job")
+@example({"spec": {"volumes": [None]}}, "job")
+@example({"spec": {"securityContext": "x"}}, "job")
+@example({"spec": {"initContainers": ["x"]}}, "jobset")
+def test_a_template_of_any_form_is_rendered_or_refused_at_its_place(
+    overlay: dict[str, Any], backend: str
+) -> None:
+    try:
+        job = make(podTemplate=overlay, env=TOKEN, backend=backend)
+    except InvalidJobError:  # kdist's own rules, which have a place
+        return
+    found = find_pod_problems(job)
+    for path, message, _ in found:
+        value: Any = {"spec": {"podTemplate": job.spec.pod_template}}
+        for part in path:
+            value = value[part]
+        assert path[:2] == ("spec", "podTemplate")
+        assert message
+    if found:
+        with pytest.raises(KdistError):
+            place(job, backend)
+    else:
+        place(job, backend)
+        warn(job, Placement(backend, "kubernetes", "c0ffee00"))

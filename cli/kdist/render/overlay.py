@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from kdist.backends import Backend
 from kdist.errors import KdistError
-from kdist.render.pod_rules import check_pod
+from kdist.render.pod_rules import PodTemplateError, check_pod, find_malformed, kind_of, tell_kind
 from kdist.render.templates import TracedValue, trace_value, untrace
 from kdist.spec.validators import OWN_KEYS, TRAINER
 from kdist.status import FETCHER
@@ -69,6 +69,8 @@ def merge_overlay(
                 "all other lists are replaced"
             ),
         )
+    if malformed := list(find_malformed(overlay, MERGE_KEYS)):
+        raise PodTemplateError(malformed)
     overlay = _with_container_name(overlay, backend)
     merged = _merge(pod, overlay, ())
     before, after = (dict(_contract(each, backend.container)) for each in (pod, merged))
@@ -112,8 +114,10 @@ def _with_container_name(overlay: Mapping[str, Any], backend: Backend) -> dict[s
     return {**overlay, "spec": {**spec, "containers": renamed}}
 
 
-def _merge(old: Any, new: Any, path: tuple[str, ...]) -> Any:
-    """`new` merged into `old`; the leaves of `new` are traced to podTemplate."""
+def _merge(old: Any, new: Any, path: tuple[str | int, ...]) -> Any:
+    """`new`, which is at this path of podTemplate, merged into `old`. The leaves of `new` are
+    traced to podTemplate.
+    """
     if isinstance(new, Mapping) and isinstance(old, dict | None):
         merged = dict(old or {})
         for key, value in new.items():
@@ -126,20 +130,16 @@ def _merge(old: Any, new: Any, path: tuple[str, ...]) -> Any:
         return _merge_named(old, new, path)
     if isinstance(new, list) and isinstance(old, list) and path[-1] == _ADDED:
         return [*old, *trace_value(new, OVERLAY)]
-    if old is not None and _kind(old) != _kind(new):
-        raise KdistError(f"{OVERLAY}.{'.'.join(path)} must be {_kind(old)}, found {_kind(new)}")
+    if old is not None and kind_of(old) != kind_of(new):
+        raise PodTemplateError([(path, tell_kind(kind_of(old), new))])
     return trace_value(new, OVERLAY)
 
 
-def _merge_named(old: list[Any], new: list[Any], path: tuple[str, ...]) -> list[Any]:
-    key = MERGE_KEYS[path[-1]]
+def _merge_named(old: list[Any], new: list[Any], path: tuple[str | int, ...]) -> list[Any]:
+    key = MERGE_KEYS[str(path[-1])]
     merged = list(old)
-    for item in new:
-        name = item.get(key) if isinstance(item, Mapping) else None
-        if name is None:
-            raise KdistError(
-                f"each item of {OVERLAY}.{'.'.join(path)} needs its {key}, by which it is merged"
-            )
+    for place, item in enumerate(new):
+        name = item[key]
         names = [plain(each.get(key)) for each in merged]
         if name not in names:
             given = {part: value for part, value in item.items() if value is not None}
@@ -147,14 +147,8 @@ def _merge_named(old: list[Any], new: list[Any], path: tuple[str, ...]) -> list[
         else:
             index = names.index(name)
             rest = {part: value for part, value in item.items() if part != key}
-            merged[index] = _merge(merged[index], rest, path)
+            merged[index] = _merge(merged[index], rest, (*path, place))
     return merged
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "a mapping"
-    return "a list" if isinstance(value, list) else "a value"
 
 
 def plain(marked: Any) -> Any:

@@ -5,7 +5,7 @@ the other. No cluster is needed to know it: the rules are those of Kubernetes' o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kdist.errors import KdistError
@@ -22,6 +22,59 @@ lists are known by their names; and why, with the fix.
 
 _HANDLERS: Final = ("exec", "grpc", "httpGet", "tcpSocket")
 _PROBES: Final = ("livenessProbe", "readinessProbe", "startupProbe")
+
+
+_MAPPINGS: Final = {
+    *("metadata", "spec", "labels", "annotations", "nodeSelector", "os", "valueFrom", "lifecycle"),
+    *("securityContext", "capabilities", "seccompProfile", "appArmorProfile", "seLinuxOptions"),
+    *("windowsOptions", "affinity", "nodeAffinity", "podAffinity", "podAntiAffinity"),
+    *("resources", "limits", "requests", "preStop", "postStart", *_HANDLERS, *_PROBES),
+}
+_LISTS: Final = {"envFrom", "claims", "resourceClaims", "sysctls", "tolerations"}
+"""Lists of mappings, besides those that are merged by names."""
+_TEXTS: Final = {"add", "args", "command", "drop"}
+_OPEN: Final = {"labels", "annotations", "nodeSelector", "limits", "requests", "volumeAttributes"}
+"""Mappings of which the user chooses the keys: none of them is a field."""
+
+
+def find_malformed(
+    overlay: Any, keys: Mapping[str, str], path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """The places of values in an overlay that are not of their field's kind, and what is wrong
+    there. Null, which removes a field, is none of them, except as an item of a list.
+    """
+    for name, value in overlay.items() if isinstance(overlay, Mapping) else ():
+        place, is_list = (*path, name), name in keys or name in _LISTS or name in _TEXTS
+        found = value if isinstance(value, list) else []
+        if value is not None and (is_list or name in _MAPPINGS):
+            expected = "a list" if is_list else "a mapping"
+            if kind_of(value) != expected:
+                yield place, tell_kind(expected, value)
+                continue
+        for index, item in enumerate(found):
+            inside, key = (*place, index), keys.get(name)
+            if name in _TEXTS:
+                if not isinstance(item, str):
+                    yield inside, "must be a text: put it in quotation marks"
+            elif is_list and not isinstance(item, Mapping):
+                yield inside, tell_kind("a mapping", item)
+            elif key and (type(item.get(key)) not in (str, int)):
+                yield inside, f"needs its {key}, by which it is merged"
+            yield from find_malformed(item, keys, inside)
+        if name not in _OPEN:
+            yield from find_malformed(value, keys, place)
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, in the words of an error."""
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "null" if value is None else "a list" if isinstance(value, list) else "a value"
+
+
+def tell_kind(expected: str, value: Any) -> str:
+    """The error of a value that is not what is expected there."""
+    return f"must be {expected}, found {kind_of(value)}"
 
 
 def find_refused(pod: Document) -> Iterator[Refused]:
@@ -132,7 +185,8 @@ class PodTemplateError(KdistError):
     its place in the job file, and what is wrong there.
     """
 
-    def __init__(self, problems: Sequence[tuple[tuple[str | int, ...], str]]) -> None:
+    def __init__(self, found: Iterable[tuple[tuple[str | int, ...], str]]) -> None:
+        problems = [(("spec", "podTemplate", *path), message) for path, message in found]
         super().__init__(
             "; ".join(f"{show(path)}: {message}" for path, message in problems),
             hint="`kdist validate` shows the lines, `kdist render --annotate` the pod",
@@ -144,10 +198,7 @@ def check_pod(pod: Document, overlay: Any, keys: Mapping[str, str]) -> None:
     """Raise `PodTemplateError` with everything that is refused of a pod that the overlay has been
     merged into. `keys` has for each list the field by which its items are known.
     """
-    refused = [
-        (("spec", "podTemplate", *_locate(overlay, paths, keys)), message)
-        for paths, message in find_refused(pod)
-    ]
+    refused = [(_locate(overlay, paths, keys), message) for paths, message in find_refused(pod)]
     if refused:
         raise PodTemplateError(refused)
 

@@ -160,13 +160,16 @@ def follow_training(pod: Mapping[str, Any], container: str, overlay: Mapping[str
         if not str(each["name"]).startswith(FETCHER):
             continue
         for field, key in (("env", "name"), ("volumeMounts", "mountPath")):
-            known = {plain(one[key]) for one in each[field]}
-            each[field] += [
-                one
-                for one in trainer.get(field) or ()
-                if isinstance(one[key], TracedValue)
-                and one[key].source == OVERLAY
-                and plain(one[key]) not in known
+            known = {plain(one[key]) for one in each.get(field) or ()}
+            each[field] = [
+                *(each.get(field) or ()),
+                *(
+                    one
+                    for one in trainer.get(field) or ()
+                    if isinstance(one[key], TracedValue)
+                    and one[key].source == OVERLAY
+                    and plain(one[key]) not in known
+                ),
             ]
         if each["name"] not in own:
             each["resources"] = {

@@ -10,6 +10,7 @@ collector deletes it with that owner.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import time
@@ -358,11 +359,14 @@ class Difference:
     after: dict[str, Any] | None
 
     def lines(self) -> list[str]:
-        """A unified diff of the two as YAML, with kubectl's headers; empty if nothing differs."""
+        """A unified diff of the two as YAML, with kubectl's headers; empty if nothing differs.
+        Binary values are shown by digest and size.
+        """
         import difflib
 
         title = f"{self.manifest.kind}/{self.manifest.name}"
-        old, new = self.text(self.before).splitlines(), self.text(self.after).splitlines()
+        texts = (self.text(_describe_bytes(each)) for each in (self.before, self.after))
+        old, new = (each.splitlines() for each in texts)
         return list(difflib.unified_diff(old, new, f"live/{title}", f"merged/{title}", lineterm=""))
 
     @staticmethod
@@ -376,6 +380,21 @@ class Difference:
             dict(document), Dumper=_dumper(), sort_keys=True, allow_unicode=True, width=10_000
         )
         return found
+
+
+def _describe_bytes(document: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A copy of a ConfigMap with the digest and the size of each binary value, of which the base64
+    is one line, up to a megabyte long; all else as it is.
+    """
+    values = None if document is None else document.get("binaryData")
+    if document is None or not isinstance(values, dict):
+        return document
+    data = {name: b64decode(str(value)) for name, value in values.items()}
+    shown = {
+        name: f"sha256 {hashlib.sha256(each).hexdigest()}, {len(each):,} bytes"
+        for name, each in data.items()
+    }
+    return {**document, "binaryData": shown}
 
 
 @cache

@@ -5,7 +5,9 @@ of files with problems.
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,21 @@ def test_a_diff_chooses_the_kind_of_workload_as_apply_does(
     assert "+++ merged/StatefulSet/digits" in shown.stdout
     kdist("apply", str(file), "--backend", "statefulset")
     assert kdist("diff", str(file), "--backend", "statefulset").exit_code == 0
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_a_diff_has_the_digest_and_the_size_of_what_is_no_text(
+    api: Api, store: Store, file: Path, kdist: Kdist, output: str
+) -> None:
+    install = ("--set", "spec.install={wheels: {claim: wheels}}")
+    shown = kdist("diff", str(file), *install, "-o", output)
+    assert shown.exit_code == 1, shown.stderr
+    whole = yaml.safe_load_all(kdist("render", str(file), *install).stdout)
+    (data,) = (next(iter(each["binaryData"].values())) for each in whole if "binaryData" in each)
+    content = b64decode(data)
+    line = f": sha256 {sha256(content).hexdigest()}, {len(content):,} bytes"
+    assert line in shown.stdout
+    assert max(map(len, shown.stdout.replace('", "', "\n").splitlines())) < 10_000
 
 
 def test_the_objects_can_be_had_as_documents(

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 @click.command
-@click.argument("inputs", nargs=-1, required=True, metavar="FILE | -- COMMAND...")
+@click.argument("inputs", nargs=-1, required=True, metavar="FILE... | -- COMMAND...")
 @options.output_option("yaml", "json")
 def command(inputs: tuple[str, ...], *, output: str) -> int:
     r"""Convert a PyTorchJob or a launch command to a job.yaml.
 
-    FILE has manifests: PyTorchJob, TrainJob with its runtime, Job, JobSet, StatefulSet, Volcano's
+    FILEs have manifests: PyTorchJob, TrainJob with its runtime, Job, JobSet, StatefulSet, Volcano's
     Job; `-` is stdin. COMMAND is a command line of torchrun, accelerate launch or Python. The
     job.yaml goes to stdout. What is left out and what means something else goes to stderr with its
     position, and is in the comments of the job.yaml.
@@ -61,8 +61,9 @@ def command(inputs: tuple[str, ...], *, output: str) -> int:
 def _convert(words: tuple[str, ...]) -> tuple[list[Conversion], list[str]]:
     from kdist.convert import manifests
 
-    if len(words) == 1 and not words[0].endswith(".py"):
-        return manifests.convert_file(words[0])
+    is_file = [each == "-" or each.endswith((".yaml", ".yml", ".json")) for each in words]
+    if all(is_file) or (len(words) == 1 and not words[0].endswith(".py")):
+        return manifests.convert_files(*words)
     return [manifests.convert_command(words)], []
 
 

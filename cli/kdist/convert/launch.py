@@ -4,6 +4,7 @@ of them, as fields of the job.
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import Final, NamedTuple, TypeGuard
 
 from kdist.convert.draft import TRAINER, JobDraft
 from kdist.convert.values import LEFT_OUT, NEEDLESS, InputValue, ValueOutcome, settle
-from kdist.job_file.yaml_parser import YamlNode, shown
+from kdist.job_file.yaml_parser import Mark, YamlNode, shown
 
 _SHELL = re.compile("(a|ba|da|z)?sh")
 _REDIRECTION = re.compile(r"&?[<>].*|\|")
@@ -23,7 +24,14 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _UNREAD = re.compile(r"\\\n|(?m:^\s*#.*$)")  # continued lines, comments
 _SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
 _VARIABLE = re.compile(r"\$\((\w+)\)|\$\{(\w+)\}|\$(\w+)")
-_HIDDEN = re.compile("\ue000([0-9]+)\ue001")  # private characters, which no command has
+_HIDDEN = re.compile("([\ue000-\uf8fe])\uf8ff*")  # private characters, which no command has
+_CREDENTIAL = re.compile(
+    r"(?i)(?:^|[^a-z])(?:api)?(?:key|token|secret|password|passwd|credentials?)(=.*|$)", re.DOTALL
+)
+_TOKEN = re.compile(
+    r"\b(?:hf_|gh[pousr]_|glpat-|sk-|AKIA|ASIA)[\w-]{12,}|(?<=://)[^\s/@]+(?=@)"  # or of a URL
+)
+_MOST_HIDDEN: Final = 6000
 _OPERATORS: Final = ";&|<>()\n"
 _NODES = re.compile("([1-9][0-9]*)(?::([1-9][0-9]*))?")
 _LAUNCHERS: Final = ("torchrun", "accelerate", "python", "script")
@@ -56,8 +64,14 @@ class _Option(NamedTuple):
 
 
 def _leave(words: Sequence[InputValue], why: str, *, needless: bool = False) -> None:
-    """Leave out some words, with one reason."""
-    text = shown(" ".join(each.text for each in words))
+    """Leave out some words, with one reason. Values that look like credentials are not shown."""
+    parts, is_secret = list[str](), False
+    for each in words:
+        found = _CREDENTIAL.search(each.text)
+        assigned = f"{each.text[: found.start(1)]}=…" if found and found[1] else each.text
+        parts.append("…" if is_secret else assigned)
+        is_secret = found is not None and not found[1] and each.text.startswith("-")
+    text = shown(_TOKEN.sub("…", " ".join(parts)))
     settle(words, ValueOutcome(NEEDLESS if needless else LEFT_OUT, f"`{text}`: {why}"))
 
 
@@ -239,24 +253,48 @@ def _statements(value: InputValue) -> Iterator[tuple[str, list[InputValue]]]:
 
     def hide(found: re.Match[str]) -> str:
         hidden.append(found[0])
-        return f"\ue000{len(hidden) - 1}\ue001"
+        return chr(0xE000 + len(hidden) - 1).ljust(len(found[0]), "\uf8ff")
 
-    text = _SUBSTITUTION.sub(hide, _UNREAD.sub(" ", value.text))
-    words = shlex.shlex(text, posix=True, punctuation_chars=_OPERATORS)
+    # all of it as long as it was, so that positions stay
+    text = _UNREAD.sub(lambda found: " " * len(found[0]), value.text)
+    text = _SUBSTITUTION.sub(hide, text, count=_MOST_HIDDEN)
+    stream = io.StringIO(text)
+    words = shlex.shlex(stream, posix=True, punctuation_chars=_OPERATORS)
     words.whitespace, words.whitespace_split, words.commenters = " \t\r", True, ""
+    begins, tokens = [0], list[str]()
     try:
-        tokens = [*words, "\n"]
+        for token in words:
+            tokens.append(token)
+            at = stream.tell()  # behind the character that has ended the token
+            begins.append(at - (text[at - 1] not in f"{words.whitespace}{_OPERATORS}"))
     except ValueError:  # a quotation mark without its pair
         return
+    tokens.append("\n")
     statement, operator, in_comment = list[InputValue](), "", False
     for index, token in enumerate(tokens):
         in_comment = (in_comment or token.startswith("#")) and "\n" not in token
         if (not token or token.strip(_OPERATORS)) and not in_comment:
-            whole = _HIDDEN.sub(lambda found: hidden[int(found[1])], token)
-            statement.append(value.item(index, YamlNode("scalar", value.mark, whole, whole)))
+            whole = _HIDDEN.sub(lambda found: hidden[ord(found[1]) - 0xE000], token)
+            mark = statement[0].mark if statement else _find_mark(value, begins[index])
+            statement.append(value.item(index, YamlNode("scalar", mark, whole, whole)))
         elif not in_comment:
             if token[0] in "<>" and statement and statement[-1].text in ("1", "2"):
                 del statement[-1]  # of 2>&1
             if [each.text for each in statement] not in ([], ["1"], ["2"]):  # of >&2
                 yield operator, statement
             statement, operator = [], token.strip("\n;") or ";"
+
+
+def _find_mark(value: InputValue, offset: int) -> Mark:
+    """Where in the file a statement begins, by its offset in the text: in a block `|`, or on one
+    line. Of texts that YAML folds or unescapes, the position of the whole.
+    """
+    offset += len(value.text[offset:]) - len(value.text[offset:].lstrip())
+    before = value.text[:offset].split("\n")
+    rest, indent = value.text[offset:].partition("\n")[0], before[-1].lstrip()
+    rows = [value.mark.line] if len(before) == 1 else []
+    for row in (*rows, value.mark.line + len(before)):
+        line = value.outcomes.lines[row - 1] if 0 < row <= len(value.outcomes.lines) else ""
+        if (found := line.find(f"{indent}{rest}".rstrip())) >= 0:
+            return value.mark._replace(line=row, column=found + len(indent) + 1, width=1)
+    return value.mark

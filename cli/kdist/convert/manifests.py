@@ -15,7 +15,7 @@ from kdist.convert.values import LEFT_OUT, NEEDLESS, InputValue, Outcomes, Value
 from kdist.convert.workloads import KINDS, convert_workload, job_name, kind_of, settle_rest
 from kdist.errors import InvalidJobError, Problem, UsageError
 from kdist.job_file import read_file
-from kdist.job_file.yaml_parser import Mark, YamlNode, decode, read
+from kdist.job_file.yaml_parser import Mark, YamlNode, decode, read, split_lines
 from kdist.terminal import visible
 
 
@@ -46,18 +46,22 @@ class Conversion:
         return "".join(f"# {visible(each)}\n" for each in lines) + self.draft.write()
 
 
-def convert_file(path: str) -> tuple[list[Conversion], list[str]]:
-    """The jobs of a file's workloads, and its other objects. Raises `InvalidJobError` for what is
-    not YAML, and `UsageError` if nothing can be converted.
-    """
+def _read_file(path: str) -> list[InputValue]:
     data, source, _ = read_file(path)
     text, problems = decode(data, source=source)
     trees, more = read(text, source=source) if not problems else ([], [])
     if problems := problems + more:
         raise InvalidJobError(source, problems)
-    roots = [
-        InputValue(node, node.mark, Outcomes()) for tree in trees for node in _list_objects(tree)
-    ]
+    nodes, lines = [node for tree in trees for node in _list_objects(tree)], split_lines(text)
+    return [InputValue(node, node.mark, Outcomes(lines=lines)) for node in nodes]
+
+
+def convert_files(*paths: str) -> tuple[list[Conversion], list[str]]:
+    """The jobs of the workloads of some files, and their other objects; the runtime of a TrainJob
+    may be in another file. Raises `InvalidJobError` for what is not YAML, and `UsageError` if
+    nothing can be converted.
+    """
+    roots = [root for path in paths for root in _read_file(path)]
     used = {each.get("spec.runtimeRef.name").text for each in roots}
     runtimes = {
         name: each
@@ -79,7 +83,8 @@ def convert_file(path: str) -> tuple[list[Conversion], list[str]]:
         found = ", ".join(sorted({each.get("kind").text or "no kind" for each in roots}))
         known = ", ".join(dict.fromkeys(kind for _, kind in KINDS))
         raise UsageError(
-            f"`{source}` has nothing to convert, found {found}", hint=f"kdist converts {known}"
+            f"`{', '.join(paths)}` has nothing to convert, found {found}",
+            hint=f"kdist converts {known}",
         )
     return conversions, others
 

@@ -85,7 +85,11 @@ class PodConverter:
         self._trainer = trainer
         self._lost = lost_volumes
         self._container = find_container(pod)
-        self._volumes = {each.get("name").text: each for each in pod.get("volumes").below()}
+        volumes = pod.get("volumes").below()
+        self._volumes = {name: each for each in volumes if (name := each.get("name").text)}
+        for each in volumes:
+            if not each.get("name").text:
+                each.leave("is no volume: it has no name")
         self._mounted = set[str]()  # volumes that podTemplate needs
         self._placed = set[str]()  # volumes that a field of the job has
 

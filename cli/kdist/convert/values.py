@@ -33,6 +33,7 @@ class Outcomes:
     found: dict[Path, tuple[InputValue, ValueOutcome]] = field(default_factory=dict)
     changes: list[Problem] = field(default_factory=list)
     refused: dict[Path, str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)  # of the file
 
 
 @dataclass(frozen=True)

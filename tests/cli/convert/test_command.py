@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kdist.convert.workloads import KINDS
 from kdist.job_file import load_text, problems
@@ -144,3 +145,81 @@ def test_another_kind_leads_to_convert(name: str, command: str, kdist: Kdist) ->
 
 def test_the_hint_knows_the_kinds_that_are_converted() -> None:
     assert set(problems.CONVERTED) == {kind for _, kind in KINDS}
+
+
+SHELL = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: shell}
+spec:
+  template:
+    spec:
+      volumes: [null, x, {emptyDir: {}}]
+      containers:
+        - name: trainer
+          image: registry.example.com/a:1
+          volumeMounts: [{mountPath: /x}, x, null]
+          command: [bash, -c]
+          args:
+            - |
+              # prepare
+              pip install x && wandb login --token 0123456789 sk-0123456789abcdef
+              git clone https://jo:hunter2@example.com/x.git $(date) &&
+                export HF_TOKEN=$(cat secret)
+              python train.py; rm -rf out
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: line}
+spec: {template: {spec: {containers: [{image: a, command: [sh, -c, "mkdir x; python a.py"]}]}}}
+"""
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with texts for a shell, credentials in them, and lists with what is no mapping."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "shell.yaml"
+    file.write_text(SHELL)
+    return file
+
+
+def test_each_statement_that_is_left_out_is_named_with_its_place(shell: Path, kdist: Kdist) -> None:
+    result = kdist("convert", "shell.yaml")
+    for place, text in (
+        ("16:15", "`pip install x`"),
+        ("16:32", "`wandb login --token … …`"),
+        ("17:15", "`git clone https://…@example.com/x.git $(date)`"),
+        ("18:17", "`HF_TOKEN=…`"),
+        ("19:32", "`rm -rf out`"),
+        ("24:69", "`mkdir x`"),
+    ):
+        (line,) = [each for each in result.stderr.splitlines() if text in each]
+        assert line.startswith(f"shell.yaml:{place}: left out: "), line
+
+
+def test_no_credential_of_a_statement_that_is_left_out_is_shown(shell: Path, kdist: Kdist) -> None:
+    for output in ("yaml", "json"):
+        result = kdist("convert", "shell.yaml", "-o", output)
+        for secret in ("0123456789", "hunter2"):
+            assert secret not in result.stdout + result.stderr
+
+
+def test_what_is_no_volume_and_no_mount_is_named(shell: Path, kdist: Kdist) -> None:
+    result = kdist("convert", "shell.yaml")
+    assert "Traceback" not in result.stderr
+    for index in (1, 2):
+        assert f"volumes[{index}]: is no volume: it has no name" in result.stderr
+
+
+def test_several_files_become_jobs_and_a_runtime_may_be_in_another(
+    shell: Path, kdist: Kdist, tmp_path: Path
+) -> None:
+    job, *runtimes = (FOLDER / "trainjob-runtime.yaml").read_text().split("---\n")
+    (tmp_path / "job.yaml").write_text(job)
+    (tmp_path / "runtime.yml").write_text("---\n".join(runtimes))
+    result = kdist("convert", "shell.yaml", "job.yaml", "runtime.yml")
+    names = [each["metadata"]["name"] for each in yaml.safe_load_all(result.stdout)]
+    assert names[:2] == ["shell", "line"]
+    assert len(names) == 3
+    assert "its image, pods and sizes are not in the file" not in result.stderr

@@ -14,7 +14,7 @@ import pytest
 
 from kdist import backends
 from kdist.backends import Placement
-from kdist.convert.manifests import Conversion, convert_file
+from kdist.convert.manifests import Conversion, convert_files
 from kdist.job_file import load_text
 from kdist.manifest import QUEUE_LABEL
 from kdist.render import find_pods, render
@@ -105,7 +105,7 @@ def missing(conversion: Conversion) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_pod_has_what_the_original_had_unless_it_is_named(name: str) -> None:
-    conversions, _ = convert_file(str(FOLDER / name))
+    conversions, _ = convert_files(str(FOLDER / name))
     assert conversions
     for each in conversions:
         assert missing(each) == []

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kdist.convert.manifests import Conversion, convert_file
+from kdist.convert.manifests import Conversion, convert_files
 from kdist.errors import KdistError
 from kdist.job_file import load_text
 from kdist.job_file.yaml_parser import read
@@ -135,7 +135,7 @@ def test_no_value_is_lost(kind: str, tmp_path: Path) -> None:
         file = tmp_path / "manifest.json"
         file.write_text(json.dumps(document))
         try:
-            conversions, _ = convert_file(str(file))
+            conversions, _ = convert_files(str(file))
         except KdistError:  # not YAML in kdist's bounds, or no workload
             return
         (tree,), _ = read(file.read_text(), source="again")

@@ -9,7 +9,7 @@ import pytest
 
 from kdist import backends
 from kdist.backends import Placement
-from kdist.convert.manifests import convert_file
+from kdist.convert.manifests import convert_files
 from kdist.job_file import load_text
 from kdist.render import render
 from tests.cluster.namespace import Namespace
@@ -24,7 +24,7 @@ def test_the_objects_of_every_converted_job_pass_a_dry_run_of_the_server(
 ) -> None:
     refused = {}
     for file in sorted(MANIFESTS.iterdir()):
-        conversions, _ = convert_file(str(file))
+        conversions, _ = convert_files(str(file))
         assert conversions, file.name
         for each in conversions:
             job = load_text(each.write(), source=file.name)

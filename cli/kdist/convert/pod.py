@@ -61,7 +61,9 @@ def convert_labels(draft: JobDraft, metadata: InputValue, *path: str) -> None:
             elif each.key in _OWN_KEYS or each.key.startswith(OWN_KEYS):
                 each.leave("is written by kdist, or by kubectl, itself", needless=True)
             else:
-                draft.set((*path, kind, each.key), each.text, each)
+                value = each.value()
+                plain = not isinstance(value, dict | list)
+                draft.set((*path, kind, each.key), each.text if plain else value, each)
 
 
 def find_container(pod: InputValue) -> InputValue:

@@ -62,6 +62,9 @@ the ConfigMap. It is none of the objects that the controller creates.
 RENDEZVOUS_SUFFIX: Final = "-rendezvous"
 """How the name ends of the ConfigMap that a job's agents meet in, after the job's name."""
 
+CONFIG_MAP_BYTES: Final = 1 << 20
+"""What a ConfigMap holds at most."""
+
 RECLAIM_POLICY: Final = "kdist.dev/reclaim-policy"
 """Annotation of a claim that kdist created for checkpoints: `Delete` if it goes with the job."""
 

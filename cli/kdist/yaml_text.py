@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 import yaml
 
 from kdist.terminal import visible
-from kdist_trainer.formats.untrusted_text import MalformedTextError
+from kdist_trainer.formats.untrusted_text import MalformedTextError, too_deep
 
 MAX_BYTES: Final = 4 << 20
 MAX_DEPTH: Final = 100
@@ -83,7 +83,7 @@ def _check_bounds(text: str) -> None:
             values += sizes.get(event.anchor or "", MAX_VALUES)
         values += 1
         if depth > MAX_DEPTH:
-            raise MalformedTextError(f"is nested deeper than {MAX_DEPTH} levels")
+            raise too_deep(MAX_DEPTH)
         if values > MAX_VALUES:
             raise MalformedTextError(f"has more than {MAX_VALUES} values, including aliases")
 

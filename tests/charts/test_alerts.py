@@ -93,6 +93,11 @@ NUMBERS = {
 }
 
 
+SPOKEN = {**NUMBERS, "four": 4, "seven": 7, "eight": 8, "nine": 9, "twenty": 20, "forty": 40}
+OF_THE_CODE = {"KdistNodeAvoided"}
+"""Whose numbers are the controller's: tests/docs/test_facts_in_prose.py compares them."""
+
+
 def test_numbers_in_the_words_of_an_alert_are_those_of_its_condition() -> None:
     seen = set()
     for name, alert in {**alerts(), **controller_alerts()}.items():
@@ -105,6 +110,24 @@ def test_numbers_in_the_words_of_an_alert_are_those_of_its_condition() -> None:
         assert told | {NUMBERS[each] for each in said} <= numbers, name
         seen |= said
     assert seen == NUMBERS.keys()
+
+
+def test_numbers_in_what_a_runbook_says_of_an_alert_are_those_of_its_condition() -> None:
+    text = RUNBOOKS.read_text()
+    seen = 0
+    for name, alert in {**alerts(), **controller_alerts()}.items():
+        condition = f"{alert['expr']} {alert.get('for', '')}"
+        numbers = {float(each) for each in re.findall(r"\b\d+(?:\.\d+)?", condition)}
+        numbers |= {60 * each for each in numbers} | {each / 60 for each in numbers}
+        meaning = text.partition(f"## {name}\n")[2].partition("**What it means.** ")[2]
+        words = re.sub(r"(?:exit code|port) \d+", "", meaning.partition("\n")[0])
+        for share in re.findall(r"(\d+) %", words):
+            assert int(share) / 100 in numbers, name
+        told = {float(each) for each in re.findall(r"\b\d+(?:\.\d+)?\b(?! %)", words)}
+        told |= {SPOKEN[each] for each in SPOKEN if re.search(rf"\b{each}\b", words)}
+        assert name in OF_THE_CODE or told <= numbers, (name, told - numbers)
+        seen += len(told)
+    assert seen > 15
 
 
 def test_the_straggler_of_the_alert_is_the_slow_rank_of_kdist_top() -> None:

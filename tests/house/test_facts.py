@@ -16,6 +16,7 @@ import yaml
 import kdist.__main__
 from kdist import backends
 from kdist.agents.metrics import _BUSY_PHASES
+from kdist.api.handle import Goal
 from kdist.backends import Backend
 from kdist.bench.command import command as bench
 from kdist.bench.job import BenchSpec, make_job
@@ -29,7 +30,8 @@ from kdist.drill.drill import _ACTIONS
 from kdist.drill.faults import _SCRIPT_SECONDS, FAULTS
 from kdist.errors import Code
 from kdist.events import RANK_PREFIX
-from kdist.recovery.avoidance import AVOID_SECONDS
+from kdist.job.goals import GOALS
+from kdist.recovery.avoidance import _CONFINED, AVOID_SECONDS
 from kdist.recovery.command import command as recover
 from kdist.render import find_pods
 from kdist.render.context import RENDEZVOUS_PORT
@@ -59,10 +61,18 @@ from tools.dashboards.model import STALLED_SECONDS
 OF_OTHERS = {"kdist.dev/monitoring"}
 """Labels that users set on what is theirs."""
 IN_TWO_MODULES = {
-    "lines are left out: they were not read in time",  # of kdist's output, and of a node's log
-    "times the median of the others",  # in the result of a bench, and in a rank's error
+    "… {} lines are left out: they were not read in time",  # of output, and of a node's log
+    "no pair of ranks is slower than the others",  # in the result of a bench, and in an event
+    "the loss of step {} is {}",  # an event of a script's loss, and a failure of the managed loop
+    "module {} has no attribute {}",  # Python's own words
+    "wait timeout after {}ms, keys: {}",  # torch's own words
+    "wait timeout after {}ms, keys",
+    "{} bytes came instead of {}",  # of a file that is fetched, and of a request to a store
+    "it has {} bytes instead of {}",
 }
-"""Sentences that the command line and the trainer each say of what they measured themselves."""
+"""Sentences that the command line and the trainer each say of what they measured themselves, and
+others with a reason of their own.
+"""
 
 
 def matches(pattern: str, *folders: str) -> Iterator[tuple[Path, str]]:
@@ -122,6 +132,7 @@ def test_images_and_pods_have_one_user_and_one_group() -> None:
     pattern = r"(?:runAsUser|runAsGroup|fsGroup): (\d+)"
     (number,) = {found for _, found in matches(pattern, "charts", "manifests")}
     assert {user for _, user in matches(r"\bUSER (\S+)", "Dockerfile")} == {f"{number}:{number}"}
+    assert f"they run as user {number} " in (ROOT / "docs/how-to/kubernetes.md").read_text()
 
 
 def test_what_a_pod_mounts_is_what_the_overlay_and_the_agent_know() -> None:
@@ -147,12 +158,46 @@ def test_the_page_about_dead_nodes_says_when_their_pods_are_evicted() -> None:
     }
     page = (ROOT / "docs/how-to/dead-node.md").read_text()
     assert {*map(int, re.findall(r"its pods are evicted (\d+) seconds later", page))} == lost
+    page = (ROOT / "docs/how-to/kubernetes.md").read_text()
+    assert {*map(int, re.findall(r"not ready or unreachable for (\d+) seconds", page))} == lost
+
+
+def test_a_marker_is_confined_as_the_pods_of_the_job() -> None:
+    (pod,) = [pod for each in place(load(FULL)) for pod in find_pods(each.document)]
+    for container in pod["spec"]["containers"]:
+        assert {**container["securityContext"], **_CONFINED} == container["securityContext"]
+        assert container["securityContext"].keys() - _CONFINED.keys() == {"privileged"}
+
+
+def test_pages_say_how_long_a_token_lasts_and_when_a_silent_container_is_restarted() -> None:
+    (pod,) = [pod for each in place(load(FULL)) for pod in find_pods(each.document)]
+    lasting = {*re.findall(r"'expirationSeconds': (\d+)", str(pod["spec"]["volumes"]))}
+    assert lasting == {"3600"}, "security.md and kubernetes.md say: an hour"
+    security = (ROOT / "docs/explanation/security.md").read_text()
+    assert "with a token of one hour" in security
+    assert "pods get a one-hour token" in (ROOT / "docs/how-to/kubernetes.md").read_text()
+    (trainer,) = [each for each in pod["spec"]["containers"] if "livenessProbe" in each]
+    probe = trainer["livenessProbe"]
+    chart = (ROOT / "charts/kdist/templates/controller.yaml").read_text()
+    found = re.search(r"livenessProbe:.*?periodSeconds: (\d+).*?Threshold: (\d+)", chart, re.DOTALL)
+    assert found is not None
+    seconds = (probe["periodSeconds"] * probe["failureThreshold"], int(found[1]) * int(found[2]))
+    assert seconds == (60, 120), "security.md says: a minute, two"
+    assert "after a minute (agents) or two (controller) without an answer" in security
+
+
+def test_the_goals_of_a_wait_in_python_are_those_of_the_command() -> None:
+    assert typing.get_args(Goal) == (*GOALS,)
 
 
 def test_the_chart_avoids_nodes_as_the_controller_does_by_itself() -> None:
     values = yaml.safe_load((ROOT / "charts/kdist/values.yaml").read_text())
     hours = AVOIDANCE.seconds / 3600
     assert values["controller"]["avoidNodes"] == {"faults": AVOIDANCE.faults, "hours": hours}
+    page = (ROOT / "docs/how-to/controller.md").read_text()
+    assert f"`controller.avoidNodes: {{faults: {AVOIDANCE.faults}, hours: {hours:.0f}}}`" in page
+    assert values["controller"]["replicas"] == 2, "docs/how-to/controller.md says: two replicas"
+    assert "Two replicas run, of which one leads" in page
 
 
 def test_the_container_of_the_ranks_is_found_whatever_the_workload_kind_calls_it() -> None:
@@ -239,19 +284,26 @@ def test_every_cause_ends_the_run_ends_it_when_it_repeats_or_comes_from_outside(
 
 
 def texts(path: Path) -> Iterator[str]:
-    """The texts of a module, without its docstrings; of a formatted one each part."""
+    """The texts of a module, without its docstrings; a formatted one with `{}` for its values, and
+    what it begins with too.
+    """
     tree = ast.parse(path.read_text())
-    docs = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+    skipped = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
     for each in ast.walk(tree):
-        if isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in docs:
-            yield each.value.strip()
+        if isinstance(each, ast.JoinedStr):
+            parts = [part for part in each.values if isinstance(part, ast.Constant)]
+            skipped |= {*map(id, parts)}
+            whole = "".join(str(part.value) if part in parts else "{}" for part in each.values)
+            yield from {whole.strip(), re.split("[:;] ", whole)[0].strip()}
+        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+            yield from [each.value.strip()] if id(each) not in skipped else []
 
 
 def test_a_sentence_is_written_in_one_module() -> None:
     places: dict[str, set[str]] = {}
     for path in python_files("cli", "trainer", "controller"):
         for text in texts(path):
-            if len(text.split()) >= 4 and len(text) >= 24:
+            if len(re.findall(r"\S*[a-z]\S*", text)) >= 4 and len(text) >= 24:
                 places.setdefault(text, set()).add(str(path.relative_to(ROOT)))
     twice = {text: found for text, found in places.items() if len(found) > 1}
     assert twice.keys() >= IN_TWO_MODULES

@@ -12,8 +12,9 @@ import pytest
 
 from kdist import backends
 from kdist.errors import KdistError
+from kdist.manifest import CONFIG_MAP_BYTES
 from kdist.render import find_pods
-from kdist.render.context import LIMIT, pack
+from kdist.render.context import pack
 from tests.manifests.jobs import make, place
 
 
@@ -54,7 +55,7 @@ def test_the_name_changes_with_every_change_of_a_file_and_with_nothing_else() ->
 
 
 def test_more_than_a_config_map_holds_is_refused_with_the_files_to_blame() -> None:
-    pack({"just.bin": b"\xff" * LIMIT})
+    pack({"just.bin": b"\xff" * CONFIG_MAP_BYTES})
     blamed = r"spec\.code has 1025 KiB.*at most 1024 KiB: big\.bin \(1020 KiB\), b\.py \(3 KiB\)"
     with pytest.raises(KdistError, match=blamed) as error:
         pack({"big.bin": b"\xff" * 1020 * 1024, "b.py": b"#" * 3072, "a.py": b"#" * 2048})

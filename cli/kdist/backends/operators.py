@@ -55,9 +55,11 @@ def count_ready(deployment: Mapping[str, Any]) -> tuple[int, int]:
     return int(ready), 1 if wanted is None else int(wanted)
 
 
-def find_webhook_home(message: str) -> tuple[str, str] | None:
-    """(service, namespace) of the webhook that the API server could not call; None if its message
-    does not contain them.
+def find_webhook_home(message: str) -> tuple[str, str]:
+    """Whose webhook it is that the API server could not call, to stand after the webhook's name,
+    and the command that shows its pods; empty if its message does not say it.
     """
-    found = _SERVICE.search(message)
-    return (found["name"], found["namespace"]) if found else None
+    if (found := _SERVICE.search(message)) is None:
+        return "", ""
+    name, namespace = found.groups()
+    return f" of the service {name} in namespace {namespace}", f"kubectl get pods -n {namespace}"

@@ -161,27 +161,27 @@ def _webhook_failed(found: re.Match[str], *, description: str, make: Make) -> Ap
     """The error for an admission webhook that does not answer."""
     from kdist.backends.operators import find_webhook_home
 
-    home = find_webhook_home(found["why"])
-    of = f" of the service {home[0]} in namespace {home[1]}" if home else ""
+    of, show = find_webhook_home(found["why"])
     why = found["why"].strip().removeprefix("failed to call webhook: ")
     return make(
         f"{description}: the admission webhook {found['name']}{of} does not answer ({why})",
         hint=(
             "an administrator must restore its service, or remove its configuration; then try again"
         ),
-        next_command=f"kubectl get pods -n {home[1]}"
-        if home
-        else "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations",
+        next_command=show
+        or "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations",
     )
+
+
+def no_namespace(name: str) -> tuple[str, str]:
+    """That there is none of this name, and the command that makes it."""
+    return f"there is no namespace {name}", f"kubectl create namespace {name}"
 
 
 def _missing(message: str, named: bool, *, description: str, make: Make) -> ApiError:
     if found := _NO_NAMESPACE.search(message):
-        name = found["namespace"]
-        return make(
-            f"there is no namespace {name}",
-            next_command=f"kubectl create namespace {name}",
-        )
+        words, command = no_namespace(found["namespace"])
+        return make(words, next_command=command)
     if named:
         return make(message)
     return make(

@@ -17,6 +17,7 @@ from typing import Final
 from kdist import render
 from kdist.errors import KdistError
 from kdist.job_file.folder import CodeFolder, find_code
+from kdist.manifest import CONFIG_MAP_BYTES
 from kdist.spec import CodeSource, TrainingJob
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
@@ -40,7 +41,7 @@ def place_code(job: TrainingJob, base: Path) -> Placed:
     folder, checkpoints = find_code(job, base), job.spec.checkpoints
     if folder is None:
         return job, None, None
-    if folder.size <= render.LIMIT:
+    if folder.size <= CONFIG_MAP_BYTES:
         return job, folder, folder.read(Path.read_bytes)
     if checkpoints is None or checkpoints.bucket is None:
         render.check_size({each.name: each.size for each in folder.files})

@@ -93,20 +93,20 @@ def _diagnose_rejection(ctx: DiagnosticContext) -> Diagnosis | None:
     if ctx.status.phase.terminal or event is None or (event.at < made and has_enough):
         return None
     amounts = re.search(r"requested: ([^:]+?), used: ([^:]+?), limited: (.+?)$", event.message)
+    service, show = operators.find_webhook_home(event.message)
     use = "asks for {}, {} in use, the limit is {}"
-    service = operators.find_webhook_home(event.message)
     named = {
         "namespace": ctx.namespace,
         "use": f": {use.format(*amounts.groups())}" if amounts else "",
-        "service": " of the service {} in namespace {}".format(*service) if service else "",
+        "service": service,
     }
     for pattern, cause, sentence, fix, command in _REJECTIONS:
         if found := re.search(pattern, event.message, re.DOTALL):
             groups = (clip(found[0], 200), *(clip(each, 300) for each in found.groups()))
             line = command if isinstance(command, str) else ctx.kubectl(*command)
             commands = [line.format(*groups, **named) or ctx.kdist("events")]
-            if cause == "webhook-away" and service:
-                commands.insert(0, f"kubectl get pods -n {service[1]}")
+            if cause == "webhook-away" and show:
+                commands.insert(0, show)
             if cause == "no-service-account" and found[1].rpartition("/")[2] == ctx.name:
                 fix = "apply the job again: it creates its own"
             return Diagnosis(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kdist import backends, rbac
 from kdist.backends import operators
 from kdist.cluster import ApiError, ApiNotFoundError
+from kdist.cluster.api_errors import no_namespace
 from kdist.doctor.finding import Finding, missing, note, ok, unknown
 from kdist.errors import Code
 from kdist.manifest import TRAINING_JOB, group_kind
@@ -169,9 +170,7 @@ def check_namespace(cluster: Cluster) -> Iterator[Finding]:
     try:
         found = cluster.get("v1", "Namespace", name)
     except ApiNotFoundError:
-        yield missing(
-            "namespace", f"there is no namespace {name}", f"kubectl create namespace {name}"
-        )
+        yield missing("namespace", *no_namespace(name))
         return
     except ApiError as error:
         yield unknown("namespace", f"{name}: {error}")

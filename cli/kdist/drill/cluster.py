@@ -16,7 +16,7 @@ from kdist.cluster import ApiError, ExecSession
 from kdist.drill.drill import TIMEOUT
 from kdist.drill.faults import FAULTS, Fault, Situation
 from kdist.drill.report import Ledger
-from kdist.drill.target import FaultPlan, program_source
+from kdist.drill.target import FaultPlan, program_source, refuse_second
 from kdist.errors import KdistError, NotFoundError
 from kdist.job.cluster import agents, checkpoints
 from kdist.job.cluster.applied import AppliedJob
@@ -24,6 +24,7 @@ from kdist.rbac import Right
 from kdist.spec.validators import SCRATCH_MOUNT
 from kdist.status import Pod, documents
 from kdist.status.documents import condition, items
+from kdist.status.job_status import NO_WORKLOAD
 from kdist.units import moment
 
 ANNOTATION = "kdist.dev/drill"
@@ -62,7 +63,7 @@ class ClusterDrillTarget:
         try:
             state = self._target.state()
         except NotFoundError:
-            return "its workload does not exist"
+            return NO_WORKLOAD
         if state.finished:
             return f"it has {state.finished}"
         return "it is suspended" if state.suspended else ""
@@ -129,7 +130,7 @@ class ClusterDrillTarget:
         found = target.cluster.get("v1", "ConfigMap", target.name)
         target.owner.check(found, api_version="v1", kind="ConfigMap")
         if other := _describe(found):
-            raise KdistError(f"another drill of {target.name} is in progress: {other}")
+            raise refuse_second(target.name, other)
         expires = time.time() + plan.seconds + self._limit
         body = {"metadata": {"annotations": {ANNOTATION: f"{expires:.0f} {plan.fault}"}}}
         try:

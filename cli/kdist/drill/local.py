@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from kdist.agents.client import AgentClient
 from kdist.drill.faults import Fault, Situation
 from kdist.drill.report import Ledger
-from kdist.drill.target import FaultPlan, program_source
+from kdist.drill.target import FaultPlan, program_source, refuse_second
 from kdist.errors import KdistError
 from kdist.job.local import agents, run_dir
 from kdist.job.local.job import LocalJob
@@ -85,9 +85,7 @@ class LocalDrillTarget:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise KdistError(
-                    f"another drill of {self._job.name} is in progress: {self._read_claim()}"
-                ) from None
+                raise refuse_second(self._job.name, self._read_claim()) from None
             os.truncate(lock, 0)
             os.pwrite(lock, f"{plan.fault} (pid {os.getpid()})".encode(), 0)
             yield

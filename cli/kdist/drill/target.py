@@ -12,7 +12,13 @@ from typing import Protocol
 
 from kdist.drill.faults import Fault, Situation
 from kdist.drill.report import Ledger
+from kdist.errors import KdistError
 from kdist.units import seconds
+
+
+def refuse_second(job: str, drill: str) -> KdistError:
+    """The error of a drill of a job that has one already."""
+    return KdistError(f"another drill of {job} is in progress: {drill}")
 
 
 class Program(Protocol):

@@ -193,7 +193,7 @@ def find(
         if run is None:
             dialog.note_absence(describe_absence())
         elif has_cluster and run.active and not changes:
-            dialog.notify(f"{run.name} is a run on this machine; -n NAMESPACE chooses the cluster")
+            dialog.notify(f"{run.here}; -n NAMESPACE chooses the cluster")
         elif has_cluster and not _prefers_run(run, _look_up(meant, place), local, changes=changes):
             run = None
     if run is not None and active and not run.active:
@@ -270,7 +270,7 @@ def _prefers_run(
     here = "" if local is None else "--local chooses the run"
     there = "-n NAMESPACE chooses the cluster"
     both = problem is None
-    what = f"{run.name} is a run on this machine"
+    what = run.here
     if changes and not (both and run.is_done):
         more = (
             " and a job on the cluster"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from kdist.errors import Code
+from kdist.errors import Code, KdistError
 from kdist.status import JobStatus, Phase
+
+if TYPE_CHECKING:
+    from kdist.diagnose import Diagnosis
 
 
 def _is_running(status: JobStatus) -> bool:
@@ -47,4 +51,38 @@ def exit_code(status: JobStatus) -> Code:
     """The exit code of a command that has waited until the job ended."""
     return {Phase.SUCCEEDED: Code.OK, Phase.FAILED: Code.JOB_FAILED}.get(
         status.phase, Code.JOB_CANCELLED
+    )
+
+
+def end_error(
+    status: JobStatus, goal: str, *, explain: Callable[[], Diagnosis], command: str
+) -> KdistError:
+    """The error of a wait for a job that does not run any more, and so reaches no other goal.
+
+    Args:
+        status: how it ended.
+        goal: what was waited for.
+        explain: is called for a job that has failed.
+        command: explains the job's state.
+    """
+    code = exit_code(status) or Code.ERROR
+    if status.phase is Phase.FAILED:
+        cause = explain()
+        message = f"{status.name} failed: {cause.sentence}"
+        return KdistError(message, hint=cause.fix, next_command=command, code=code)
+    what = {Phase.STOPPED: "was stopped", Phase.SUCCEEDED: "is done"}
+    message = f"{status.name} {what.get(status.phase, f'is {status.phase}')}"
+    return KdistError(f"{message}; it will not reach `{goal}`", next_command=command, code=code)
+
+
+def timeout_error(
+    status: JobStatus, goal: str, timeout: float, *, cause: Diagnosis, command: str
+) -> KdistError:
+    """The error of a wait that timed out: it says what the job waits for."""
+    return KdistError(
+        f"{status.name} is {status.phase} and has not reached `{goal}` after {timeout:.0f} s: "
+        f"{cause.sentence}",
+        hint=cause.fix,
+        next_command=command,
+        code=Code.TIMEOUT,
     )

@@ -184,6 +184,12 @@ class Deletion:
     kept: list[str] = field(default_factory=list)
 
 
+def describe_kept(what: str, command: str) -> str:
+    """That checkpoints stay, and what deletes them; without a command, nothing of kdist does."""
+    deletes = f"`{command}` deletes it" if command else "kdist never deletes it"
+    return f"{what} stays, with the checkpoints; {deletes}"
+
+
 @dataclass(frozen=True)
 class Forward:
     """A port of this machine, forwarded to a port of a pod."""

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from kdist.errors import KdistError, Problem, UsageError
 from kdist.job_file import resolve_path, unreadable
 from kdist.job_file.yaml_parser import YamlNode
+from kdist.manifest import CONFIG_MAP_BYTES
 from kdist.spec import TrainingJob
 
 if TYPE_CHECKING:
@@ -316,7 +317,6 @@ _CONTENTS: Final = (
     (rb"\b(?:client-key-data|id-token)\s*:\s*\S", "a kubeconfig"),
     (rb"\b(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{36}|glpat-[\w-]{20})\b", "a token"),
 )
-_READ_BYTES: Final = 1024 * 1024  # what a ConfigMap holds at most
 _VARIABLE: Final = re.compile(r"(?i)(?:^|_)(?:KEY|TOKEN)$|SECRET|PASSWORD|PASSWD|CREDENTIAL")
 
 
@@ -366,7 +366,7 @@ def _is_named_like_one(name: str) -> bool:
 def _look_into(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(_READ_BYTES)
+            content = file.read(CONFIG_MAP_BYTES)
     except OSError:
         return ""  # whoever sends it says that it cannot be read
     return next((what for pattern, what in _CONTENTS if re.search(pattern, content)), "")

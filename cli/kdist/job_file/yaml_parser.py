@@ -5,8 +5,8 @@ The tree is composed from PyYAML's events rather than by its composer, which kno
 ends at the first mistake; keys keep their original text.
 
 Plain scalars are resolved as in YAML 1.2's core schema, with hints for text that YAML 1.1 reads as
-numbers. A job file is decoded as at most 1 MiB of UTF-8 without control characters; lines are
-counted as YAML counts them.
+numbers. A job file is decoded as UTF-8 of at most `MAX_BYTES` without control characters; lines
+are counted as YAML counts them.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def decode(data: str | bytes, *, source: str) -> tuple[str, list[Problem]]:
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if len(raw) > MAX_BYTES:
         return refuse(
-            "the file is larger than 1 MiB",
+            f"the file is larger than {MAX_BYTES >> 20} MiB",
             hint="a job file describes a job; put data and code elsewhere",
         )
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff") or (

@@ -28,6 +28,8 @@ LEASE_NAMESPACE: Final = "kube-node-lease"
 """Namespace of the Leases that kubelets renew."""
 LEASE_SECONDS: Final = 40.0
 """The kubelet's default duration of a Lease."""
+MORE_LEASES: Final = 1
+"""How many of them more must pass where no agent can tell whether the node still runs."""
 FORCE_DETACH_SECONDS: Final = 360.0
 """After how long Kubernetes detaches a volume by force (`maxWaitForUnmountDuration`)."""
 _SINGLE = ("ReadWriteOnce", "ReadWriteOncePod")
@@ -329,7 +331,9 @@ def _judge_silence(context: RecoveryContext, node: NodeState) -> PodDecision:
     clock = context.clock or 0.0
     expired = (node.renewed or 0.0) + node.lease_seconds
     since = max(expired, clock if node.since is None else node.since)
-    left = since + node.lease_seconds - clock  # until it counts as gone though no agent can tell
+    left = (
+        since + MORE_LEASES * node.lease_seconds - clock
+    )  # until it counts as gone though no agent can tell
     if left >= 0:
         message = (
             f"no agent of the job can tell whether node {node.name} still runs, so kdist waits for "
@@ -338,8 +342,8 @@ def _judge_silence(context: RecoveryContext, node: NodeState) -> PodDecision:
         return PodDecision("NoObserver", message, retry_seconds=max(1.0, left))
     message = (
         f"node {node.name} does not answer, and its Lease ran out more than "
-        f"{seconds(node.lease_seconds)} ago; the lock of the checkpoints keeps it from writing, "
-        "should it still run"
+        f"{seconds(MORE_LEASES * node.lease_seconds)} ago; the lock of the checkpoints keeps it "
+        "from writing, should it still run"
     )
     return PodDecision("NodeLost", message, recover=True)
 

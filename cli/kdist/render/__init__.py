@@ -18,7 +18,6 @@ from kdist.backends import Placement
 from kdist.errors import KdistError
 from kdist.manifest import Manifest
 from kdist.render.context import (
-    LIMIT,
     check,
     check_size,
     collect,
@@ -37,7 +36,6 @@ from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
 
 __all__ = [
-    "LIMIT",
     "Placement",
     "check_size",
     "find_pod_problems",

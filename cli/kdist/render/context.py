@@ -16,7 +16,14 @@ from typing import Any, Final
 from kdist import backends
 from kdist.backends import Placement
 from kdist.errors import KdistError
-from kdist.manifest import AVOID_LABEL, JOB_LABEL, MANAGED_BY, QUEUE_LABEL, RENDEZVOUS_SUFFIX
+from kdist.manifest import (
+    AVOID_LABEL,
+    CONFIG_MAP_BYTES,
+    JOB_LABEL,
+    MANAGED_BY,
+    QUEUE_LABEL,
+    RENDEZVOUS_SUFFIX,
+)
 from kdist.render.overlay import merge_overlay
 from kdist.render.storage import find_access, follow_training, list_fetches, list_variables
 from kdist.render.templates import TracedValue, read_template, trace_value
@@ -58,8 +65,6 @@ def rewrite(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "spec": spec}
 
 
-LIMIT: Final = 1024 * 1024
-"""Maximum size of a ConfigMap in bytes."""
 _LARGEST_SHOWN: Final = 3  # files named in an error
 
 
@@ -88,12 +93,12 @@ def pack(files: Mapping[str, bytes]) -> dict[str, Any]:
 def check_size(sizes: Mapping[str, int]) -> None:
     """Raise `KdistError` with the largest of these files if a ConfigMap cannot hold them."""
     total = sum(sizes.values())
-    if total > LIMIT:
+    if total > CONFIG_MAP_BYTES:
         largest = sorted(sizes, key=lambda path: (-sizes[path], path))[:_LARGEST_SHOWN]
         named = ", ".join(f"{path} ({sizes[path] / 1024:.0f} KiB)" for path in largest)
         raise KdistError(
             f"spec.code has {total / 1024:.0f} KiB, but a ConfigMap has at most "
-            f"{LIMIT // 1024} KiB: {named}",
+            f"{CONFIG_MAP_BYTES // 1024} KiB: {named}",
             hint="with checkpoints in a bucket (spec.checkpoints.url) code of any size goes there; "
             "else put data and weights on a claim (spec.data), large code into the image",
         )

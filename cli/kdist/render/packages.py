@@ -18,6 +18,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from kdist.errors import KdistError
+from kdist.manifest import CONFIG_MAP_BYTES
 from kdist.render.storage import fit
 from kdist.spec import TrainingJob, list_sources
 from kdist_trainer.formats import REQUIREMENTS
@@ -30,7 +31,6 @@ _BUCKETS: Final = "obstore>=0.12"
 _HUB: Final = "huggingface-hub>=1.0"
 _SAFETENSORS: Final = "safetensors>=0.5"
 _DEFAULT_SIZE: Final = "10Gi"
-_LIMIT: Final = 1024 * 1024  # of a ConfigMap
 _YEAR: Final = (1980, 1, 1, 0, 0, 0)  # the same bytes whenever it is made
 
 
@@ -56,10 +56,10 @@ def describe_install(job: TrainingJob) -> dict[str, Any] | None:
         return None
     archive = _pack()
     listed = "\n".join(install.lock or list_packages(job)) + "\n"
-    if len(archive) + len(listed) > _LIMIT:
+    if len(archive) + len(listed) > CONFIG_MAP_BYTES:
         raise KdistError(
             f"spec.install: the trainer and {len(listed) // 1024} KiB of digests do not fit into a "
-            f"ConfigMap, which has at most {_LIMIT // 1024} KiB: name fewer packages"
+            f"ConfigMap, which has at most {CONFIG_MAP_BYTES // 1024} KiB: name fewer packages"
         )
     arguments = [
         *("--folder=/packages", f"--archive={_FOLDER}/{ARCHIVE}"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
 
+from kdist import __version__
 from kdist.spec import reference
 from kdist.spec.training_job import job_document
 from kdist_trainer.formats.json_text import encode_json
@@ -26,7 +27,7 @@ class _Optional:
 
 
 _CLUSTER: Final = {
-    "image": _Optional("registry.example.com/team/kdist-trainer:0.2.0.dev0"),
+    "image": _Optional(f"registry.example.com/team/kdist-trainer:{__version__}"),
     "resources": _Optional({"cpu": 2, "memory": "4Gi", "gpu": 1}),
     "checkpoints": _Optional({"claim": "checkpoints"}),
 }

@@ -314,9 +314,7 @@ def _decide_finished(evidence: Evidence) -> PhaseDecision | None:
             expired = ""
             if evidence.ttl is not None:
                 expired = f", or expired {evidence.ttl:,} s after its end (ttlSecondsAfterFinished)"
-            message = (
-                f"its workload does not exist: it was rejected or deleted{expired}; its run stays"
-            )
+            message = f"{NO_WORKLOAD}: it was rejected or deleted{expired}; its run stays"
             return PhaseDecision(Phase.UNKNOWN, "NoWorkload", message)
         phase, reason, message = evidence.resource.explain(evidence.now)
         known = Phase(phase) if phase in set(Phase) else Phase.PENDING
@@ -397,8 +395,14 @@ def _decide_start(evidence: Evidence) -> PhaseDecision | None:
 
 
 LOADS: Final = "the agents load torch"
+NO_WORKLOAD: Final = "its workload does not exist"
 JOINED: Final = "the ranks start and load the workload"
 """What agents do before their ranks train."""
+
+
+def describe_joined(joined: int, of: int, needed: int) -> str:
+    """How many nodes are at the rendezvous."""
+    return f"{joined} of {of} nodes joined, {needed} needed"
 
 
 def decide_by_states(states: Collection[str], running: int, most: int) -> PhaseDecision | None:
@@ -439,7 +443,7 @@ def _decide_active(evidence: Evidence) -> PhaseDecision:
         joined = sum(report.state == "rendezvous" for report in reports)
         phase = Phase.RECOVERING if has_run else Phase.STARTING
         if joined:
-            words = [f"{joined} of {evidence.nodes.max} nodes joined, {evidence.nodes.min} needed"]
+            words = [describe_joined(joined, evidence.nodes.max, evidence.nodes.min)]
             words += filter(None, [describe_fetching(evidence.alive)])
             return PhaseDecision(phase, "Rendezvous", "; ".join(words))
         return PhaseDecision(phase, "Initializing", JOINED)

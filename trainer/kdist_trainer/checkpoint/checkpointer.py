@@ -38,6 +38,7 @@ from kdist_trainer.checkpoint.commit import CommitRequest, Save, SaveResult
 from kdist_trainer.checkpoint.lock import LockLostError
 from kdist_trainer.checkpoint.manifest import (
     FILES,
+    NOT_REGULAR,
     Checkpoint,
     CheckpointDirectory,
     Manifest,
@@ -791,5 +792,5 @@ def _find_files(folder: Path) -> list[str]:
     paths = sorted(path for path in (folder / FILES).rglob("*") if not path.is_dir())
     strange = next((path for path in paths if path.is_symlink() or not path.is_file()), None)
     if strange is not None:
-        raise StorageError(f"{strange} is not a regular file")
+        raise StorageError(f"{strange} {NOT_REGULAR}")
     return [path.relative_to(folder).as_posix() for path in paths]

@@ -55,6 +55,7 @@ from kdist_trainer.object_store.store import ObjectPath
 _TUPLE: Final = "$tuple"
 _ITEMS: Final = "$items"
 _FLOAT: Final = "$float"
+NOT_REGULAR: Final = "is not a regular file"
 _MOST_DEPTH: Final = 40  # two levels of JSON each
 
 
@@ -62,6 +63,14 @@ class UnloadableStateError(CheckpointMismatchError):
     """The state of the training holds what a checkpoint could not give back; the message names it,
     and what to do.
     """
+
+
+def too_deep(path: str, levels: int) -> UnloadableStateError:
+    """The error of a value that a checkpoint cannot hold because of what is in it."""
+    return UnloadableStateError(
+        f"{path[:200]} is nested deeper than {levels} levels, or holds itself: a checkpoint "
+        "cannot hold it"
+    )
 
 
 def encode(value: Any, path: str) -> tuple[Any, bool]:
@@ -87,10 +96,7 @@ def _encode(value: Any, path: str, depth: int) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if depth > _MOST_DEPTH:
-        raise UnloadableStateError(
-            f"{path[:200]} is nested deeper than {_MOST_DEPTH} levels, or holds itself: it "
-            "cannot be saved"
-        )
+        raise too_deep(path, _MOST_DEPTH)
     if type(value) in (list, tuple):
         each = [_encode(one, f"{path}[{at}]", depth + 1) for at, one in enumerate(value)]
         return {_TUPLE: each} if type(value) is tuple else each
@@ -407,7 +413,7 @@ def _regular(path: Path) -> os.stat_result:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedCheckpointError(f"{path.name} is missing") from error
     if not stat.S_ISREG(found.st_mode):
-        raise DamagedCheckpointError(f"{path.name} is not a regular file")
+        raise DamagedCheckpointError(f"{path.name} {NOT_REGULAR}")
     return found
 
 

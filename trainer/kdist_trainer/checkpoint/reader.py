@@ -53,6 +53,7 @@ from kdist_trainer.checkpoint.manifest import (
     read_checked,
     read_manifest,
     read_state_json,
+    too_deep,
 )
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.checkpoint.torch_internals import (
@@ -101,10 +102,7 @@ def copy_value(value: Any, path: str, *, depth: int = 0) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if depth > _MOST_DEPTH:
-        raise UnloadableStateError(
-            f"{path[:200]} is nested deeper than {_MOST_DEPTH} levels, or holds itself: a "
-            "checkpoint cannot hold it"
-        )
+        raise too_deep(path, _MOST_DEPTH)
     inner = depth + 1
     if kind in (list, tuple):
         return kind(

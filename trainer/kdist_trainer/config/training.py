@@ -21,6 +21,8 @@ from kdist_trainer.config.base import Argument, Bytes, ConfigModel, Count, Name,
 from kdist_trainer.config.sources import Init
 
 DEFAULT_KEEP: Final = 3
+SECONDS_APART: Final = 300.0
+"""A run that saves every few seconds keeps more than its last minute."""
 """Committed checkpoints that are kept, also by scripts and integrations."""
 NO_REPLICA: Final = "no rank holds the whole state"
 
@@ -162,10 +164,8 @@ class Checkpointing(ConfigModel):
 
     @property
     def seconds_apart(self) -> float:
-        """Seconds that lie between the checkpoints that are kept besides the newest one: a run
-        that saves every few seconds keeps more than its last minute.
-        """
-        return 300.0 if self.every.auto else 0.0
+        """Seconds that lie between the checkpoints that are kept besides the newest one."""
+        return SECONDS_APART if self.every.auto else 0.0
 
     @model_serializer(mode="wrap")
     def _write(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -43,6 +43,11 @@ class MalformedTextError(ValueError):
     """A text is not what it should be, or exceeds a bound; the message says which."""
 
 
+def too_deep(levels: int) -> MalformedTextError:
+    """The error of a text that is nested deeper."""
+    return MalformedTextError(f"is nested deeper than {levels} levels")
+
+
 def finite_number(value: object) -> float | None:
     """A number of a document that was read; None if it is none, or not finite."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -84,7 +89,7 @@ def parse_json(
     if len(data) > max_bytes:
         raise MalformedTextError(f"is larger than {max_bytes} bytes")
     if _is_deeper(data, max_depth):
-        raise MalformedTextError(f"is nested deeper than {max_depth} levels")
+        raise too_deep(max_depth)
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8-sig")

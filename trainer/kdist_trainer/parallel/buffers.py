@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -220,14 +220,21 @@ class NormModes:
             self._modes = []
 
 
+LATE: Final = "changed for the first time after the warm-up"
+
+
+def name_values(names: Collection[str]) -> str:
+    """How many values of the model these are, and one of them."""
+    return f"{len(names)} values of the model ({min(names)})"
+
+
 def report_late(names: set[str], *, differ: bool) -> None:
     """Log that values which seemed constant, or the same on every rank, are not."""
-    what = f"{len(names)} values of the model ({min(names)})"
+    what = name_values(names)
     before = ", before that each had its own" if differ else ""
     log.warn(
         "buffers-late",
-        message=f"{what} changed for the first time after the warm-up: ranks synchronize them "
-        f"from now on{before}",
+        message=f"{what} {LATE}: ranks synchronize them from now on{before}",
     )
     if differ and dist.get_rank() == 0:
         log.not_reproducible(f"{what} were different on the ranks until they were synchronized")

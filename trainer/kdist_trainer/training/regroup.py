@@ -40,6 +40,7 @@ from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import ConfigError, PeersLostError
 from kdist_trainer.formats.untrusted_text import parse_json
 from kdist_trainer.numerics.rng import WEIGHTS, Generators, GeneratorStates, derive
+from kdist_trainer.parallel.buffers import LATE, name_values
 from kdist_trainer.parallel.ddp import Ddp
 from kdist_trainer.state import (
     BufferNames,
@@ -231,8 +232,7 @@ def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
         if restored is not None:
             return restored, None
     if ctx.handover.moved:
-        names = f"{len(ctx.handover.moved)} values of the model ({ctx.handover.moved[0]})"
-        return restart(ctx, f"{names} changed for the first time after the warm-up"), None
+        return restart(ctx, f"{name_values(ctx.handover.moved)} {LATE}"), None
     record_losses(ctx, peers, last=saved.step)
     problem = None
     if ctx.handover.holders > 1:  # the ranks that have the newest step may differ in their states

@@ -1,4 +1,4 @@
-"""digits: handwritten digits (1,797 real scans of 8 x 8 pixels) and a small convolutional network.
+"""digits: handwritten digits (real scans of 8 x 8 pixels) and a small convolutional network.
 
 `digits.bin.gz` has the scans: "Optical Recognition of Handwritten Digits" by E. Alpaydin and
 C. Kaynak (UCI Machine Learning Repository, doi:10.24432/C50P49, licence CC BY 4.0), its test set as
@@ -63,8 +63,8 @@ class Digits(Workload):
         )
 
     def dataset(self, split: Split) -> TensorDataset:
-        """1,437 samples to train and 360 to test: a fixed shuffle, since the file is ordered by
-        writer.
+        """`TEST_SAMPLES` to test, the others to train: a fixed shuffle, since the file is
+        ordered by writer.
         """
         images, labels = read_scans()
         shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))

@@ -21,7 +21,7 @@ from kdist.deploy import delete
 from kdist.errors import JobNotFoundError, KdistError
 from kdist.job.cluster import wait
 from kdist.job.cluster.suspend import SPARE_SECONDS
-from kdist.job.job import DeleteOptions
+from kdist.job.job import DeleteOptions, describe_kept
 from kdist.manifest import (
     JOB_LABEL,
     MANAGED_BY,
@@ -239,12 +239,9 @@ def delete_job(job: ClusterJob, chosen: DeleteOptions, kept: list[str]) -> Itera
             yield from plan.remove_strays(strays, seconds if chosen.wait else None)
         limit = seconds if chosen.wait and plan.owns_pods else None
         yield from (each.title for each in plan.remove(limit))
-    kept += [
-        f"{each.title} stays, with the checkpoints; `kdist delete {title} --purge` deletes it"
-        for each in plan.kept
-    ]
+    kept += [describe_kept(each.title, f"kdist delete {title} --purge") for each in plan.kept]
     if plan.bucket:
-        kept.append(f"{plan.bucket} is kept: kdist never deletes checkpoints in a bucket")
+        kept.append(describe_kept(plan.bucket, ""))
 
 
 def list_names(cluster: Cluster, selector: str = "") -> list[str]:

@@ -10,19 +10,20 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kdist.errors import Code, JobNotFoundError, KdistError, NotFoundError
+from kdist.job import goals
 from kdist.job.cluster.agents import Agents
 from kdist.job.cluster.snapshot import Events, fetch_snapshot, finalize
-from kdist.job.goals import GOALS, describe_status, exit_code
+from kdist.job.goals import GOALS, describe_status
 from kdist.job.job import Notify
 from kdist.manifest import TRAINING_JOB
 from kdist.status import (
     CONTROLLER_FIX,
     ExitRecord,
     JobStatus,
-    Phase,
     Pod,
     ResourceState,
     Snapshot,
@@ -290,7 +291,11 @@ def wait_for(
                 notify(line)
                 reported = line
             if goal != "deleted":
-                _raise_if_over(snapshot, goal)
+                if status.phase.terminal:
+                    from kdist.diagnose import diagnose  # a wait that ends well needs no cause
+
+                    cause = partial(diagnose, snapshot)
+                    raise goals.end_error(status, goal, explain=cause, command=_why(snapshot))
                 if status.reason == "NotAccepted" and status.resource is not None:
                     raise refuse(cluster, name, status.resource)
         if deadline is not None and time.monotonic() >= deadline:
@@ -300,33 +305,14 @@ def wait_for(
         time.sleep(max(0.0, min(STATUS_INTERVAL * (1 + slow), left)))
 
 
-def _raise_if_over(snapshot: Snapshot, goal: str) -> None:
-    status = snapshot.status
-    if not status.phase.terminal:
-        return
-    code = exit_code(status) or Code.ERROR
-    what = {Phase.FAILED: "failed", Phase.STOPPED: "was stopped"}.get(status.phase, "is done")
-    if status.phase is not Phase.FAILED:
-        raise KdistError(f"{status.name} {what}; it will not reach `{goal}`", code=code)
-    from kdist.diagnose import diagnose  # only failures are explained
-
-    cause = diagnose(snapshot)
-    option = f" -n {status.namespace}" if status.namespace else ""
-    raise KdistError(
-        f"{status.name} failed: {cause.sentence}",
-        hint=cause.fix,
-        next_command=f"kdist why {status.name}{option}",
-        code=code,
-    )
+def _why(snapshot: Snapshot) -> str:
+    option = f" -n {snapshot.status.namespace}" if snapshot.status.namespace else ""
+    return f"kdist why {snapshot.status.name}{option}"
 
 
 def timeout_error(snapshot: Snapshot | None, goal: str, timeout: float) -> KdistError:
-    """The error of a wait that timed out: it says what the job waits for.
-
-    Args:
-        snapshot: the last one; None if the API server never responded.
-        goal: what was waited for.
-        timeout: in seconds.
+    """The error of a wait that timed out, in seconds; without a snapshot the API server never
+    responded.
     """
     if snapshot is None:
         return KdistError(
@@ -334,14 +320,8 @@ def timeout_error(snapshot: Snapshot | None, goal: str, timeout: float) -> Kdist
             next_command="kdist doctor",
             code=Code.TIMEOUT,
         )
-    from kdist.diagnose import diagnose  # only failures are explained
+    from kdist.diagnose import diagnose  # a wait that ends well needs no cause
 
-    status, cause = snapshot.status, diagnose(snapshot)
-    option = f" -n {status.namespace}" if status.namespace else ""
-    return KdistError(
-        f"{status.name} is {status.phase} and has not reached `{goal}` after {timeout:.0f} s: "
-        f"{cause.sentence}",
-        hint=cause.fix,
-        next_command=f"kdist why {status.name}{option}",
-        code=Code.TIMEOUT,
+    return goals.timeout_error(
+        snapshot.status, goal, timeout, cause=diagnose(snapshot), command=_why(snapshot)
     )

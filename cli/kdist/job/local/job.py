@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kdist.errors import Code, KdistError, UsageError
 from kdist.events import Entry, read_files
-from kdist.job.goals import GOALS, describe_continuation, describe_status, exit_code
+from kdist.job.goals import (
+    GOALS,
+    describe_continuation,
+    describe_status,
+    end_error,
+    timeout_error,
+)
 from kdist.job.job import (
     CANNOT_SUSPEND,
     FAILED,
@@ -29,6 +35,7 @@ from kdist.job.job import (
     Deletion,
     Dialog,
     LogSelection,
+    describe_kept,
 )
 from kdist.job.local import agents, run_dir
 from kdist.spec import TrainConfig
@@ -207,6 +214,11 @@ class LocalJob:
         shown = os.path.relpath(self.root)
         return shown if os.sep in shown else f".{os.sep}{shown}"
 
+    @property
+    def here(self) -> str:
+        """That it is not on a cluster."""
+        return f"{self.name} is a run on this machine"
+
     def kdist(self, verb: str, *options: str) -> str:
         """The command line `kdist VERB` for this run."""
         return " ".join(["kdist", verb, shlex.quote(self.reference), *options])
@@ -223,7 +235,7 @@ class LocalJob:
         words and as a command.
         """
         return ClusterOnlyError(
-            f"{self.name} is a run on this machine, and `kdist {verb}` is for jobs on a cluster",
+            f"{self.here}, and `kdist {verb}` is for jobs on a cluster",
             hint=hint,
             next_command=command,
         )
@@ -266,8 +278,7 @@ class LocalJob:
             return
         if chosen.previous:
             raise UsageError(
-                f"{self.name} is a run on this machine: its logs include those of earlier "
-                "instances",
+                f"{self.here}: its logs include those of earlier instances",
                 next_command=self.kdist("logs"),
             )
         status = self.snapshot().status if chosen.rank == FAILED else None
@@ -294,17 +305,12 @@ class LocalJob:
                 self.dialog.notify(line)
                 reported = line
             if not active and goal != "deleted":
-                raise KdistError(
-                    f"{self.name} is {status.phase}: its `kdist run` has ended before `{goal}`",
-                    next_command=self.kdist("why"),
-                    code=exit_code(status) or Code.JOB_CANCELLED,
+                raise end_error(
+                    status, goal, explain=lambda: self.why()[1], command=self.kdist("why")
                 )
             if time.monotonic() >= end:
-                raise KdistError(
-                    f"{self.name} is {status.phase} and has not reached `{goal}` after "
-                    f"{timeout:.0f} s",
-                    next_command=self.kdist("why"),
-                    code=Code.TIMEOUT,
+                raise timeout_error(
+                    status, goal, timeout or 0.0, cause=self.why()[1], command=self.kdist("why")
                 )
             time.sleep(_WATCH_SECONDS)
         return None
@@ -400,10 +406,8 @@ class LocalJob:
         is_inside = used.is_relative_to(self.root)
         if (chosen.purge and is_inside) or not used.is_dir():
             return Deletion(self._delete(chosen))
-        more = "it is outside the run folder, so kdist never deletes it"
-        if is_inside:
-            more = f"`{self.kdist('delete', '--purge', '--local')}` deletes it"
-        return Deletion(self._delete(chosen), [f"{used} stays, with the checkpoints; {more}"])
+        command = self.kdist("delete", "--purge", "--local") if is_inside else ""
+        return Deletion(self._delete(chosen), [describe_kept(str(used), command)])
 
     def _delete(self, chosen: DeleteOptions) -> Iterator[str]:
         """Suspend the run if it is active, then delete it."""

@@ -12,7 +12,7 @@ from typing import Any
 from kdist.events import Entry, Event
 from kdist.job.local.agents import StatusReply
 from kdist.status import FetchProgress, documents
-from kdist.status.job_status import JOINED
+from kdist.status.job_status import JOINED, describe_joined
 from kdist.status.step_history import StepHistory
 from kdist_trainer.formats import FIRST_RETRYABLE_CODE
 
@@ -271,7 +271,7 @@ class Progress:
         if "rendezvous" in phases:
             expected = len(phases) - phases.count("ended") - phases.count("stands by")
             joined = phases.count("rendezvous")
-            return f"rendezvous: {joined} of {expected} nodes joined, {self.min_nodes} needed"
+            return f"rendezvous: {describe_joined(joined, expected, self.min_nodes)}"
         if "starting ranks" in phases:
             return JOINED
         if "restarting" in phases:

@@ -1,0 +1,780 @@
+"""Numbers, names and lists that sentences of the documentation repeat are those of the code.
+
+A row has a page, a part of a sentence with `{}` for each fact, and the places of these facts:
+`MODULE:NAME`, where a name may go on with a field of a model, an attribute or a key. Whoever
+changes such a fact is told the page and what it has to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
+from typing import Any, Final, get_args
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from kdist import __version__
+from kdist.bench.command import _COLLECTIVES
+from kdist.convert import launch
+from kdist.crd.definition import _COLUMNS, ConditionType
+from kdist.errors import Code
+from kdist.job.goals import GOALS
+from kdist.render.packages import _SAFETENSORS
+from kdist.spec import TrainingJob
+from kdist_trainer.config import Exit
+from kdist_trainer.formats import REQUIREMENTS
+from tests.docs.blocks import DOCS
+from tests.house.tree import ROOT, files
+
+COUNTED: Final = (
+    "no one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen twenty"
+)
+WORDS: Final = COUNTED.split()
+NTH: Final = {1: "first", 2: "second", 3: "third", 4: "fourth", 5: "fifth"}
+TIMES: Final = {
+    30.0: "half a minute",
+    60.0: "a minute",
+    1800.0: "half an hour",
+    3600.0: "an hour",
+    86_400.0: "a day",
+}
+AGENT: Final = "kdist_trainer.agent."
+SAVES: Final = "kdist_trainer.checkpoint."
+CONFIG: Final = "kdist_trainer.config."
+
+FACTS: Final[tuple[tuple[str, ...], ...]] = (
+    # bench
+    (
+        "how-to/bench.md",
+        "exchanges {:size}: one pair at a time for up to {} ranks",
+        "kdist_trainer.distributed.measure:NBYTES",
+        "kdist_trainer.distributed.measure:MAX_SEQUENTIAL",
+    ),
+    (
+        "how-to/bench.md",
+        "The fastest of {:word} rounds counts",
+        "kdist_trainer.worker:_EFFORT.rounds",
+    ),
+    (
+        "how-to/bench.md",
+        "within `timeoutSeconds` ({})",
+        f"{CONFIG}training:Preflight.timeout_seconds",
+    ),
+    (
+        "how-to/bench.md",
+        "the same matrix product for {:time} on all of them",
+        "kdist_trainer.distributed.health_check:_SECONDS",
+    ),
+    (
+        "how-to/bench.md",
+        "ends with exit code {:or}, ends the job",
+        "kdist_trainer.distributed.health_check:_NOT_RUN",
+    ),
+    # the controller, and nodes
+    (
+        "how-to/controller.md",
+        "After the {:nth} fault of a machine",
+        "kdist_controller.node_recovery:AVOIDANCE.faults",
+    ),
+    (
+        "how-to/controller.md",
+        "After {:time} the node is used again",
+        "kdist_controller.node_recovery:AVOIDANCE.seconds",
+    ),
+    (
+        "how-to/controller.md",
+        "avoids at most {:word} nodes",
+        "kdist_controller.node_recovery:_MOST_AVOIDED",
+    ),
+    (
+        "how-to/controller.md",
+        "one agent of each job every {} s",
+        "kdist_controller.agent_poller:INTERVAL_SECONDS",
+    ),
+    (
+        "reference/runbooks.md",
+        "has seen {:word} faults of that machine",
+        "kdist_controller.node_recovery:AVOIDANCE.faults",
+    ),
+    (
+        "reference/runbooks.md",
+        "keeps its pods away for {:time}",
+        "kdist_controller.node_recovery:AVOIDANCE.seconds",
+    ),
+    (
+        "reference/runbooks.md",
+        "avoids at most {:word} nodes",
+        "kdist_controller.node_recovery:_MOST_AVOIDED",
+    ),
+    (
+        "how-to/dead-node.md",
+        "stay away for {:time}, or",
+        "kdist.recovery.avoidance:AVOID_SECONDS",
+    ),
+    (
+        "how-to/dead-node.md",
+        "to the dead node for up to {:minutes} after",
+        "kdist.recovery.decision:FORCE_DETACH_SECONDS",
+    ),
+    (
+        "how-to/dead-node.md",
+        "A script on gloo takes {:time}",
+        f"{AGENT}hangs:SCRIPT_SILENT_SECONDS",
+    ),
+    (
+        "how-to/dead-node.md",
+        "the time of {:word} more Lease",
+        "kdist.recovery.decision:MORE_LEASES",
+    ),
+    (
+        "reference/commands.md",
+        "it takes {:word} more Lease",
+        "kdist.recovery.decision:MORE_LEASES",
+    ),
+    # data and checkpoints
+    (
+        "how-to/data-and-checkpoints.md",
+        "per node ({} unless given)",
+        f"{CONFIG}sources:DEFAULT_SIZE",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "has come within the last {:time}",
+        "kdist_trainer.fetch:STALL_SECONDS",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "the next is tried {0} seconds later, then {0:twice}",
+        f"{SAVES}checkpointer:_FIRST_PAUSE",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "the median of the last {:word}",
+        f"{SAVES}interval:_COSTS",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "Without any so far, {:time} is assumed",
+        f"{SAVES}interval:_EXPECTED_SECONDS",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "The last {} failures in the run's ledger",
+        f"{SAVES}interval:_LOSSES",
+    ),
+    ("how-to/data-and-checkpoints.md", "at least {} s, and", f"{SAVES}interval:_LEAST_SECONDS"),
+    (
+        "how-to/data-and-checkpoints.md",
+        "at most {:time}, or {} times the cost if that is more; never more than {:time}.",
+        f"{SAVES}interval:_MOST_SECONDS",
+        f"{SAVES}interval:_MOST_COSTS",
+        f"{SAVES}interval:_LONGEST",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "It goes below {} s, down to {} s, only after",
+        f"{SAVES}interval:_LEAST_SECONDS",
+        f"{SAVES}interval:_LEAST_AFTER_LOSS",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "The first save comes after {} s",
+        f"{SAVES}interval:_LEAST_SECONDS",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "by {:share} or more, at most every {:time}, and",
+        f"{SAVES}interval:_CHANGE",
+        f"{SAVES}interval:_REPORT_SECONDS",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "older ones that are at least {:time} apart",
+        f"{CONFIG}training:SECONDS_APART",
+    ),
+    (
+        "reference/job-yaml.md",
+        "older ones that are at least {:time} apart",
+        f"{CONFIG}training:SECONDS_APART",
+    ),
+    (
+        "reference/script-api.md",
+        "checkpoints that are at least {:time} apart",
+        f"{CONFIG}training:SECONDS_APART",
+    ),
+    (
+        "reference/job-yaml.md",
+        "and is between {} s ({} s after the first of them) and {:time}.",
+        f"{SAVES}interval:_LEAST_SECONDS",
+        f"{SAVES}interval:_LEAST_AFTER_LOSS",
+        f"{SAVES}interval:_LONGEST",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "holds the whole model, of up to {:size},",
+        "kdist_trainer.training.training_state:MOST_BYTES",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "for models of more than {:size}, the run",
+        "kdist_trainer.training.training_state:MOST_BYTES",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "a request is tried again for up to {:time}",
+        "kdist_trainer.object_store.store:RETRY_SECONDS",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "The last {:time} of a node's kept log",
+        "kdist_trainer.object_store.files:FLUSH_SECONDS",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "written to the bucket again every {:time}",
+        "kdist_trainer.object_store.files:FLUSH_SECONDS",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "wait for room, {:words} to {:time} before each new try",
+        f"{AGENT}agent:FULL_SECONDS",
+        f"{AGENT}agent:_MAX_FULL_SECONDS",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "after {0} seconds, {0:twice} and so on, or",
+        f"{SAVES}checkpointer:_FIRST_PAUSE",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "After {:time}, which is as long as anything",
+        f"{SAVES}checkpointer:LONGEST_SECONDS",
+    ),
+    (
+        "how-to/data-and-checkpoints.md",
+        "waits for it no longer than {:time}, and",
+        "kdist_trainer.processes.threads:ANSWER_SECONDS",
+    ),
+    (
+        "explanation/recovery.md",
+        "does not answer within {:time}",
+        "kdist_trainer.processes.threads:ANSWER_SECONDS",
+    ),
+    # hangs and drills
+    (
+        "how-to/debugging-a-hang.md",
+        "after the time of {:word} typical steps, but not before {:time}",
+        "kdist.diagnose.runtime:_STEPS",
+        "kdist.diagnose.runtime:_SHORT",
+    ),
+    (
+        "how-to/running-jobs.md",
+        "after the time of {:word} typical steps, at least {} s",
+        "kdist.diagnose.runtime:_STEPS",
+        "kdist.diagnose.runtime:_SHORT",
+    ),
+    (
+        "how-to/debugging-a-hang.md",
+        "was seen of it for {} seconds, and then once {:time}",
+        f"{AGENT}hangs:LOOK_SECONDS",
+        f"{AGENT}hangs:MAX_LOOK_SECONDS",
+    ),
+    (
+        "how-to/drill.md",
+        "and {:share} as long again, but at least {} s",
+        "kdist.drill.faults:_SILENCE_RATIO",
+        "kdist.drill.faults:_LEAST_SILENCE",
+    ),
+    (
+        "how-to/drill.md",
+        "fewer than {:word} restarts of `maxRestarts` are left",
+        "kdist.drill.faults:_LEAST_RESTARTS",
+    ),
+    (
+        "reference/commands.md",
+        "the job gets to train again ({:short})",
+        "kdist.drill.drill:TIMEOUT",
+    ),
+    # clusters
+    (
+        "how-to/kubernetes.md",
+        "More than {:size} goes to the bucket",
+        "kdist.manifest:CONFIG_MAP_BYTES",
+    ),
+    (
+        "how-to/kubernetes.md",
+        "the files of `spec.code`, at most {:size},",
+        "kdist.manifest:CONFIG_MAP_BYTES",
+    ),
+    ("explanation/security.md", "or, more than {:size}, to", "kdist.manifest:CONFIG_MAP_BYTES"),
+    ("reference/job-yaml.md", "up to {:size} in a ConfigMap", "kdist.manifest:CONFIG_MAP_BYTES"),
+    (
+        "how-to/kubernetes.md",
+        "the image needs Python {:version}, torch",
+        "kdist_trainer.install.__main__:OLDEST",
+    ),
+    (
+        "how-to/kubernetes.md",
+        "for all packages on a node, {} unless given",
+        "kdist.render.packages:_DEFAULT_SIZE",
+    ),
+    ("how-to/kubernetes.md", "one of the {:len} kinds", "kdist.backends:NAMES"),
+    ("how-to/kubernetes.md", "Job | Kubernetes {:version} |", "kdist.doctor.cluster_checks:OLDEST"),
+    (
+        "how-to/kubernetes.md",
+        "is reported once and retried for {:time} (`--timeout`), an unreachable admission webhook "
+        "for {:time}",
+        "kdist.cluster.transport:RETRY_SECONDS",
+        "kdist.cluster.transport:WEBHOOK_SECONDS",
+    ),
+    (
+        "how-to/kubernetes.md",
+        "a job of more than {} nodes",
+        "kdist_trainer.rendezvous.state:_MOST_SINGLE",
+    ),
+    (
+        "explanation/recovery.md",
+        "With more than {} nodes",
+        "kdist_trainer.rendezvous.state:_MOST_SINGLE",
+    ),
+    # running jobs
+    (
+        "how-to/running-jobs.md",
+        "next to the checkpoints, {:quantity} unless `spec.logs.keep`",
+        f"{CONFIG}train_config:Logs.keep",
+    ),
+    (
+        "how-to/running-jobs.md",
+        "if {:size} of its memory are free",
+        "kdist_trainer.tensorboard.__main__:NEEDED_BYTES",
+    ),
+    (
+        "how-to/running-jobs.md",
+        "`kdist resume` in the last {:time}",
+        "kdist.status.job_status:_START_SECONDS",
+    ),
+    (
+        "how-to/running-jobs.md",
+        "at least {:word} worker groups in a row",
+        f"{AGENT}restart_policy:LOSSES",
+    ),
+    # scripts
+    (
+        "how-to/scripts.md",
+        "the first call more than {:time} later",
+        "kdist_trainer.formats:SAME_REQUEST_SECONDS",
+    ),
+    (
+        "reference/script-api.md",
+        "at a call more than {:time} later",
+        "kdist_trainer.formats:SAME_REQUEST_SECONDS",
+    ),
+    (
+        "how-to/scripts.md",
+        "The first {:digits} characters of a line count",
+        "kdist_trainer.script.printed_progress:_LONGEST_LINE",
+    ),
+    (
+        "how-to/scripts.md",
+        "needs more than {:time} of CPU time for a line",
+        "kdist_trainer.script.printed_progress:_MATCH_SECONDS",
+    ),
+    (
+        "how-to/scripts.md",
+        "prints at most one line every {:time}",
+        f"{AGENT}logs:LOG_SECONDS",
+    ),
+    ("how-to/scripts.md", "at {:quantity} `log` becomes `log.1`", f"{AGENT}logs:DEFAULT_LIMIT"),
+    ("how-to/scripts.md", "buffers up to {:size} for a slow reader", f"{AGENT}logs:LIMIT"),
+    (
+        "how-to/scripts.md",
+        "without progress ({} if the job names no number)",
+        f"{CONFIG}train_config:DEFAULT_RESTARTS",
+    ),
+    (
+        "how-to/migrating.md",
+        "up to {} restarts without progress",
+        f"{CONFIG}train_config:DEFAULT_RESTARTS",
+    ),
+    (
+        "how-to/scripts.md",
+        "when it occurs for the {:nth} time",
+        "kdist_trainer.causes.row:MAX_REPEATS",
+    ),
+    (
+        "how-to/scripts.md",
+        "without progress end the job, {} by default",
+        f"{CONFIG}train_config:DEFAULT_RESTARTS",
+    ),
+    (
+        "explanation/recovery.md",
+        "`restart.deviceFaults` of them ({})",
+        f"{CONFIG}train_config:DEFAULT_RESTARTS",
+    ),
+    (
+        "reference/runbooks.md",
+        "{:word} of them without progress end the job (`restart.deviceFaults`",
+        f"{CONFIG}train_config:DEFAULT_RESTARTS",
+    ),
+    (
+        "how-to/trackers.md",
+        "what is missing is sent {:time} later",
+        f"{AGENT}tracker_process:_RETRY_SECONDS",
+    ),
+    (
+        "how-to/trackers.md",
+        "what is missing is sent {:time} later",
+        "kdist_trainer.tracker.__main__:_RETRY_SECONDS",
+    ),
+    (
+        "how-to/trackers.md",
+        "waits up to {} s for the rest",
+        f"{AGENT}tracker_process:_END_SECONDS",
+    ),
+    (
+        "how-to/trackers.md",
+        "`pip install '{}'` or `'{}'`",
+        f"{AGENT}tracker_process:PACKAGES.wandb",
+        f"{AGENT}tracker_process:PACKAGES.mlflow",
+    ),
+    # the managed loop
+    (
+        "how-to/training.md",
+        "After {:word} rollbacks to one checkpoint",
+        "kdist_trainer.training.gradient_guard:MAX_ROLLBACKS",
+    ),
+    (
+        "how-to/training.md",
+        "the mean of about the last {:memory} steps",
+        "kdist_trainer.training.gradient_guard:_DECAY",
+    ),
+    (
+        "how-to/training.md",
+        "at most {:rate} points a second",
+        "kdist_trainer.tensorboard.writer:MIN_INTERVAL_SECONDS",
+    ),
+    (
+        "how-to/training.md",
+        "{0} to {0:double} seconds after the last compilation",
+        f"{AGENT}compile_cache:_QUIET_SECONDS",
+    ),
+    (
+        "how-to/training.md",
+        "`size`, {} unless given",
+        f"{CONFIG}sources:DEFAULT_SIZE",
+    ),
+    (
+        "how-to/training.md",
+        "until nothing has come for {:time}",
+        "kdist_trainer.fetch:STALL_SECONDS",
+    ),
+    (
+        "how-to/training.md",
+        "whole tensors in buckets of {:size}",
+        "kdist_trainer.distributed.checkpoint_group:BUCKET_BYTES",
+    ),
+    (
+        "how-to/training.md",
+        "For sets of less than {} samples",
+        "kdist_trainer.data.sampler:LARGE",
+    ),
+    (
+        "how-to/training.md",
+        "{} rounds of splitmix64's finisher",
+        "kdist_trainer.data.sampler:FeistelOrder.rounds",
+    ),
+    (
+        "how-to/training.md",
+        "the newest {:word}) and copied",
+        "kdist_trainer.profiling.requests:_KEPT",
+    ),
+    (
+        "how-to/training.md",
+        "are also compared every {:time}",
+        f"{AGENT}hangs:COMPARE_SECONDS",
+    ),
+    (
+        "how-to/upgrading.md",
+        "keep the {} s of their version",
+        "kdist_controller.resource:_FORMER_INTERVAL.seconds",
+    ),
+    (
+        "how-to/workflows.md",
+        "tells Trainer every {:time}",
+        f"{AGENT}trainjob_status:_SECONDS",
+    ),
+    (
+        "how-to/workflows.md",
+        "`ttlSecondsAfterFinished` ({:time}, unless set)",
+        "kdist.spec.training_job:Spec.ttl_seconds_after_finished",
+    ),
+    # recovery
+    (
+        "explanation/recovery.md",
+        "has not answered for {} seconds",
+        "kdist_trainer.rendezvous.membership:SILENCE_SECONDS",
+    ),
+    (
+        "explanation/recovery.md",
+        "does not leave within {:time}",
+        f"{AGENT}worker_group:LEAVE_SECONDS",
+    ),
+    (
+        "explanation/recovery.md",
+        "or after {:time}, does the node ask to join",
+        f"{AGENT}worker_group:READY_SECONDS",
+    ),
+    (
+        "explanation/recovery.md",
+        "they give it {:time} to connect",
+        "kdist_trainer.distributed.world:_CONNECT_TIMEOUT",
+    ),
+    (
+        "explanation/security.md",
+        "digests ({:digest}, which",
+        "kdist_trainer.formats.digest:WRITTEN",
+    ),
+    (
+        "reference/workloads.md",
+        "must reduce its loss; {} and {} unless given",
+        "kdist_trainer.testing:check_workload.__kwdefaults__.samples",
+        "kdist_trainer.testing:check_workload.__kwdefaults__.steps",
+    ),
+    # what is needed
+    ("../README.md", "Python {:version} or newer", "kdist.doctor.local_checks:OLDEST_PYTHON"),
+    (
+        "how-to/install.md",
+        "You need Python {:version} or newer",
+        "kdist.doctor.local_checks:OLDEST_PYTHON",
+    ),
+    (
+        "how-to/upgrading.md",
+        "needs torch {:version} or newer, the command line Python {:version} or newer, and the "
+        "chart Kubernetes {:version} or newer",
+        "kdist.doctor.local_checks:OLDEST_TORCH",
+        "kdist.doctor.local_checks:OLDEST_PYTHON",
+        "kdist.doctor.cluster_checks:OLDEST",
+    ),
+    (
+        "explanation/security.md",
+        "torch is at least {:version},",
+        "kdist.doctor.local_checks:OLDEST_TORCH",
+    ),
+    (
+        "../charts/kdist/README.md",
+        "Kubernetes {:version} or newer",
+        "kdist.doctor.cluster_checks:OLDEST",
+    ),
+    # the job file
+    (
+        "reference/job-yaml.md",
+        "The file is YAML 1.2, of at most {:size}",
+        "kdist.load.yaml_parser:MAX_BYTES",
+    ),
+    (
+        "reference/job-yaml.md",
+        "up to {} values and {} levels",
+        "kdist.load.yaml_parser:MAX_NODES",
+        "kdist.load.yaml_parser:MAX_DEPTH",
+    ),
+    (
+        "reference/job-yaml.md",
+        "At most {} URLs can be fetched",
+        "kdist.spec.sources:MOST_SOURCES",
+    ),
+    ("../CONTRIBUTING.md", "{} at most. A function", "tests.house.rules:LONGEST_FILE"),
+)
+
+
+class Shown:
+    """A fact as a sentence says it: the format names how."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __format__(self, how: str) -> str:
+        """In words or digits."""
+        value = self.value
+        number = value.total_seconds() if hasattr(value, "total_seconds") else value
+        if isinstance(number, float) and number.is_integer():
+            number = int(number)
+        spoken: dict[str, Callable[[], object]] = {
+            "": lambda: f"{number:,}" if isinstance(number, int) else str(number),
+            "digits": lambda: str(number),
+            "word": lambda: WORDS[number],
+            "words": lambda: WORDS[number // 60],
+            "nth": lambda: NTH[number],
+            "time": lambda: self._time(number),
+            "minutes": lambda: f"{number // 60} minutes",
+            "short": lambda: f"{number // 60}m",
+            "size": lambda: (
+                f"{number >> 30} GiB" if number >= 1 << 30 else f"{number / (1 << 20):g} MiB"
+            ),
+            "quantity": lambda: re.sub(r"(\d+)(\w+)", r"\1 \2B", number),
+            "version": lambda: ".".join(map(str, number)),
+            "or": lambda: " or ".join(map(str, number)),
+            "len": lambda: WORDS[len(number)],
+            "twice": lambda: f"{2 * number}, {4 * number}",
+            "double": lambda: str(2 * number),
+            "share": lambda: {0.25: "a quarter", 0.5: "half"}[value - 1],
+            "memory": lambda: WORDS[round(1 / (1 - value))],
+            "rate": lambda: WORDS[round(1 / value)],
+            "digest": lambda: "{} of {} bits".format(*number.upper().split("_")),
+        }
+        return str(spoken[how]())
+
+    @staticmethod
+    def _time(seconds: float) -> str:
+        if seconds in TIMES:
+            return TIMES[seconds]
+        amount, unit = (seconds / 60, "minute") if seconds >= 60 else (seconds, "second")
+        return f"{WORDS[int(amount)]} {unit}{'s' * (amount != 1)}"
+
+
+def find(place: str) -> Any:
+    """The value at a place."""
+    module, _, path = place.partition(":")
+    found: Any = resolve_name(module)
+    for name in path.split("."):
+        if isinstance(found, type) and issubclass(found, BaseModel):
+            found = found.model_fields[name].get_default(call_default_factory=True)
+        elif isinstance(found, Mapping):
+            found = found[name]
+        else:
+            found = getattr(found, name)
+    return found
+
+
+def read(page: str) -> str:
+    """A page, its lines joined."""
+    return " ".join((DOCS / page).read_text().split())
+
+
+def test_a_sentence_says_what_the_code_has() -> None:
+    wrong = []
+    for page, template, *places in FACTS:
+        sentence = template.format(*(Shown(find(place)) for place in places))
+        if sentence not in read(page):
+            wrong.append(f"{page} has to say: {sentence} ({', '.join(places)})")
+    assert wrong == []
+
+
+def list_words(names: list[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}"
+
+
+NEEDED: Final = (*REQUIREMENTS.values(), _SAFETENSORS)
+LISTS: Final = (
+    (
+        "how-to/bench.md",
+        f"The collectives are {list_words([f'`{each}`' for each in _COLLECTIVES])}",
+        "kdist.bench.command:_COLLECTIVES",
+    ),
+    (
+        "how-to/running-jobs.md",
+        f"`kdist wait NAME --for={'|'.join(GOALS)}`",
+        "kdist.job.goals:GOALS",
+    ),
+    (
+        "how-to/controller.md",
+        "`kubectl get trainingjobs -o wide` also shows the columns "
+        + list_words([name for name, _, _, priority in _COLUMNS if priority]),
+        "kdist.crd.definition:_COLUMNS",
+    ),
+    (
+        "how-to/kubernetes.md",
+        "it needs " + list_words(sorted(f"`{re.split('[>=]', each)[0]}`" for each in NEEDED)),
+        "kdist_trainer.formats:REQUIREMENTS",
+    ),
+)
+
+
+@pytest.mark.parametrize(("page", "sentence", "place"), LISTS, ids=lambda each: str(each)[-30:])
+def test_a_list_in_a_sentence_is_that_of_the_code(page: str, sentence: str, place: str) -> None:
+    assert sentence in read(page), f"{page} has to say: {sentence} ({place})"
+
+
+def test_the_conditions_of_a_trainingjob_are_those_of_its_page() -> None:
+    table = (DOCS / "how-to/controller.md").read_text().partition("| condition | true when |")[2]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(rows)) == [*get_args(ConditionType)]
+
+
+def test_a_default_in_parentheses_behind_a_field_is_its_default() -> None:
+    fields: dict[str, set[Any]] = {}
+    schema = TrainingJob.model_json_schema(by_alias=True)
+    for form in schema["$defs"].values():
+        for name, field in form.get("properties", {}).items():
+            if "default" in field:
+                fields.setdefault(name, set()).add(str(field["default"]))
+    found = [
+        (page.name, name, number)
+        for page in pages()
+        for name, number in re.findall(r"`([a-z]+[A-Z]\w+)`\*{0,2} \((\d+)\)", page.read_text())
+    ]
+    assert len(found) >= 5
+    assert [each for each in found if each[2] not in fields.get(each[1], ())] == []
+
+
+def pages() -> list[Any]:
+    return [path for path in files() if path.suffix == ".md" and path.is_relative_to(DOCS)]
+
+
+def test_every_exit_code_in_a_sentence_is_one_of_the_tables() -> None:
+    of_others = {126, 127, 137}
+    known = {int(each) for each in (*Code, *Exit)} | of_others
+    written = r"exit codes? (\d+)|(?:exits?|ends?) with (\d+)\b(?! ranks)|\((6[4-9]|7\d|20\d)\)"
+    found = {
+        (page.name, int(code))
+        for page in pages()
+        for each in re.findall(written, page.read_text())
+        for code in filter(None, each)
+    }
+    assert {code for _, code in found} >= {Code.JOB_FAILED, Exit.USER, Exit.STOPPED}
+    assert {each for each in found if each[1] not in known} == set()
+
+
+def test_the_tiers_of_ci_are_those_that_contributing_names() -> None:
+    called = {*re.findall(r"\bmake (\w+) AGAIN", (ROOT / ".ci/run").read_text())}
+    page = (ROOT / "CONTRIBUTING.md").read_text().partition("`make compat`")[0]
+    assert called == {*re.findall(r"`make (\w+)`", page)} - {"setup", "lint", "fast"}
+
+
+def test_the_options_of_torchrun_in_the_table_are_those_that_convert_reads() -> None:
+    page = (DOCS / "how-to/migrating.md").read_text()
+    table = page.partition("| torchrun | kdist |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.count("|") > 1]
+    named = {name for row in rows for name in re.findall(r"`--([a-z-]{3,})", row)}
+    read_here = {*launch._NUMBERS, *launch._SIZES}
+    assert named >= {"nnodes", "nproc-per-node", "max-restarts"}
+    assert {each for each in named - read_here if not launch._NEEDLESS.fullmatch(each)} == set()
+
+
+IMAGE: Final = re.compile(r"\bkdist(?:-trainer|-controller)?:(\d+\.[\w.+-]*)")
+
+
+def test_every_image_of_kdist_and_every_version_is_that_of_the_code() -> None:
+    """`__version__` of the three distributions is compared by tests/house/test_lock.py."""
+    shown = [
+        path
+        for path in files()
+        if path.relative_to(ROOT).parts[0] in {"README.md", "docs", "examples", "charts", "cli"}
+        and path.suffix in {".md", ".yaml", ".py", ".ipynb", ".tpl", ".json"}
+    ]
+    found = {
+        (str(path.relative_to(ROOT)), tag)
+        for path in shown
+        for tag in IMAGE.findall(path.read_text())
+    }
+    assert {path.split("/")[0] for path, _ in found} >= {"docs", "examples"}
+    assert {each for each in found if each[1] != __version__} == set()
+    assert f"kdist is at version {__version__}" in read("how-to/upgrading.md")
+    chart = yaml.safe_load((ROOT / "charts/kdist/Chart.yaml").read_text())
+    semantic = re.sub(r"\.(dev|rc)(\d+)$", r"-\1.\2", __version__)
+    assert (chart["version"], chart["appVersion"]) == (semantic, __version__)
+    assert f"Version {__version__}." in (ROOT / "CHANGELOG.md").read_text()

@@ -8,6 +8,7 @@ changes such a fact is told the page and what it has to say.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
 from typing import Any, Final, get_args
@@ -17,6 +18,7 @@ import yaml
 from pydantic import BaseModel
 
 from kdist import __version__
+from kdist.backends.operators import OPERATORS
 from kdist.bench.command import _COLLECTIVES
 from kdist.convert import launch
 from kdist.crd.definition import _COLUMNS, ConditionType
@@ -24,6 +26,7 @@ from kdist.errors import Code
 from kdist.job.goals import GOALS
 from kdist.render.packages import _SAFETENSORS
 from kdist.spec import TrainingJob
+from kdist_trainer.agent.restart_policy import _backoff_seconds
 from kdist_trainer.config import Exit
 from kdist_trainer.formats import REQUIREMENTS
 from tests.docs.blocks import DOCS
@@ -603,36 +606,41 @@ class Shown:
         if isinstance(number, float) and number.is_integer():
             number = int(number)
         spoken: dict[str, Callable[[], object]] = {
-            "": lambda: f"{number:,}" if isinstance(number, int) else str(number),
-            "digits": lambda: str(number),
-            "word": lambda: WORDS[number],
-            "words": lambda: WORDS[number // 60],
-            "nth": lambda: NTH[number],
-            "time": lambda: self._time(number),
-            "minutes": lambda: f"{number // 60} minutes",
-            "short": lambda: f"{number // 60}m",
-            "size": lambda: (
-                f"{number >> 30} GiB" if number >= 1 << 30 else f"{number / (1 << 20):g} MiB"
-            ),
+            "": lambda: f"{number:,}" if isinstance(number, int) else number,
+            "digits": lambda: number,
+            "word": lambda: in_words(number),
+            "words": lambda: in_words(number / 60),
+            "nth": lambda: NTH.get(number, number),
+            "time": lambda: say_time(number),
+            "minutes": lambda: f"{number / 60:.12g} minutes",
+            "short": lambda: f"{number / 60:.12g}m",
+            "size": lambda: f"{number / size:.12g} {'GiB' if size > 1 << 20 else 'MiB'}",
             "quantity": lambda: re.sub(r"(\d+)(\w+)", r"\1 \2B", number),
             "version": lambda: ".".join(map(str, number)),
             "or": lambda: " or ".join(map(str, number)),
-            "len": lambda: WORDS[len(number)],
+            "len": lambda: in_words(len(number)),
             "twice": lambda: f"{2 * number}, {4 * number}",
-            "double": lambda: str(2 * number),
-            "share": lambda: {0.25: "a quarter", 0.5: "half"}[value - 1],
-            "memory": lambda: WORDS[round(1 / (1 - value))],
-            "rate": lambda: WORDS[round(1 / value)],
+            "double": lambda: 2 * number,
+            "share": lambda: {0.25: "a quarter", 0.5: "half"}.get(value - 1, value),
+            "memory": lambda: in_words(round(1 / (1 - value))),
+            "rate": lambda: in_words(1 / value),
             "digest": lambda: "{} of {} bits".format(*number.upper().split("_")),
         }
+        size = 1 << 30 if isinstance(number, int) and number >= 1 << 30 else 1 << 20
         return str(spoken[how]())
 
-    @staticmethod
-    def _time(seconds: float) -> str:
-        if seconds in TIMES:
-            return TIMES[seconds]
-        amount, unit = (seconds / 60, "minute") if seconds >= 60 else (seconds, "second")
-        return f"{WORDS[int(amount)]} {unit}{'s' * (amount != 1)}"
+
+def in_words(number: float) -> str:
+    """A small number as a word."""
+    return WORDS[int(number)] if number in range(len(WORDS)) else f"{number:g}"
+
+
+def say_time(seconds: float) -> str:
+    """A duration as a sentence has it."""
+    if seconds in TIMES:
+        return TIMES[seconds]
+    amount, unit = (seconds / 60, "minute") if seconds >= 60 else (seconds, "second")
+    return f"{in_words(amount)} {unit}{'s' * (amount != 1)}"
 
 
 def find(place: str) -> Any:
@@ -737,6 +745,32 @@ def test_every_exit_code_in_a_sentence_is_one_of_the_tables() -> None:
     }
     assert {code for _, code in found} >= {Code.JOB_FAILED, Exit.USER, Exit.STOPPED}
     assert {each for each in found if each[1] not in known} == set()
+
+
+def test_pages_name_the_versions_of_frameworks_and_operators_that_the_code_needs() -> None:
+    project = tomllib.loads((ROOT / "trainer/pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    page = read("how-to/frameworks.md")
+    for name in ("transformers", "lightning", "accelerate"):
+        assert " ".join(f"'{each}'" for each in extras[name]) in page, name
+    named = [each.project.split(" ", 1)[-1] for each in OPERATORS.values() if "." in each.project]
+    assert len(named) == 2
+    for page in ("how-to/kubernetes.md", "how-to/migrating.md", "explanation/comparison.md"):
+        assert [each for each in named if each not in read(page)] == [], page
+
+
+def test_faults_of_programs_in_the_runbook_are_those_that_the_code_leaves_out() -> None:
+    source = (ROOT / "trainer/kdist_trainer/causes/gpu.py").read_text()
+    (numbers,) = re.findall(r"\(\?!\(\?:([\d|]+)\)", source)
+    *first, last = numbers.split("|")
+    assert f"Xid {', '.join(first)} and {last} are those of programs" in read(
+        "reference/runbooks.md"
+    )
+
+
+def test_the_page_about_scripts_says_how_the_waits_between_restarts_grow() -> None:
+    waits = ", ".join(str(_backoff_seconds(times)) for times in (2, 3, 4))
+    assert f"further ones come after {waits} s and so on" in read("how-to/scripts.md")
 
 
 def test_the_tiers_of_ci_are_those_that_contributing_names() -> None:

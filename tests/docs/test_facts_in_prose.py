@@ -576,13 +576,13 @@ FACTS: Final[tuple[tuple[str, ...], ...]] = (
     (
         "reference/job-yaml.md",
         "The file is YAML 1.2, of at most {:size}",
-        "kdist.load.yaml_parser:MAX_BYTES",
+        "kdist.job_file.yaml_parser:MAX_BYTES",
     ),
     (
         "reference/job-yaml.md",
         "up to {} values and {} levels",
-        "kdist.load.yaml_parser:MAX_NODES",
-        "kdist.load.yaml_parser:MAX_DEPTH",
+        "kdist.job_file.yaml_parser:MAX_NODES",
+        "kdist.job_file.yaml_parser:MAX_DEPTH",
     ),
     (
         "reference/job-yaml.md",

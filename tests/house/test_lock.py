@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from kdist.doctor import local_checks
+from kdist_trainer.formats.requirements import OF_IMAGE
 from tests.house.tree import ROOT
 
 LOCK = (ROOT / "requirements.txt").read_text()
@@ -105,8 +105,7 @@ def test_the_floors_shut_out_versions_with_known_holes() -> None:
 
 def test_the_oldest_torch_that_is_supported_is_the_one_that_the_doctor_asks_for() -> None:
     floors = [one.specifier for one in declared() if one.name == "torch" and ">=" in str(one)]
-    oldest = ".".join(map(str, local_checks.OLDEST_TORCH))
-    assert [str(floor) for floor in floors] == [f">={oldest}"]
+    assert [f"torch{floor}" for floor in floors] == [OF_IMAGE["torch"]]
 
 
 def test_all_distributions_have_one_version() -> None:

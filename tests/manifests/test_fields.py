@@ -72,7 +72,11 @@ ELSEWHERE = {
     "spec.code.configMap": "it excludes a folder; test_code has it",
     **{
         f"spec.install.{name}": "its archive is no text; test_install has it"
-        for name in ("packages", "index", "wheels.claim", "wheels.path", "size", "lock")
+        for name in ("packages", "index", "size", "lock", "cache.claim", "cache.hostPath")
+    },
+    **{
+        f"spec.install.wheels.{name}": "its archive is no text; test_install has it"
+        for name in (*("claim", "path", "url", "endpoint", "region", "secret", "size", "sha256"),)
     },
     **{
         f"spec.code.{name}": "it excludes a folder; test_hostile and test_code have it"

@@ -5,6 +5,7 @@ stays within Pod Security "restricted", and no value of the job adds anything to
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import json
 import zipfile
@@ -20,7 +21,9 @@ from kdist.manifest import Manifest
 from kdist.render import find_pods
 from kdist.render.overlay import violations
 from kdist.render.packages import _pack
+from kdist.spec.validators import list_warnings
 from tests.manifests.jobs import make, place
+from tests.manifests.test_fields import walk
 from tests.manifests.test_hostile import HOSTILE, TEXTS, shape
 
 KINDS = pytest.mark.parametrize("backend", backends.NAMES)
@@ -31,6 +34,7 @@ FULL: dict[str, Any] = {
     "packages": ["einops>=0.8", "transformers[torch]>=5,<6 ; sys_platform == 'linux'"],
     "index": "http://pypi.tools:8080/simple",
     "wheels": {"claim": "wheels", "path": "torch/extras"},
+    "cache": {"claim": "built"},
     "size": "2Gi",
     "lock": LOCK,
 }
@@ -129,6 +133,10 @@ def test_the_archive_is_the_trainer_and_the_same_bytes_whenever_it_is_made() -> 
         ({"lock": ["einops==1"]}, "must be a package with its digests"),
         ({"index": "https://me:secret@pypi.example.com/simple"}, "must not contain credentials"),
         ({"wheels": {"claim": "w", "path": "../x"}}, "must not contain `..`"),
+        ({"wheels": {"claim": "w", "url": "s3://bucket/w"}}, "needs exactly one of claim and url"),
+        ({"wheels": {"url": "s3://bucket/w", "path": "x"}}, "is a path in a claim"),
+        ({"cache": {}}, "needs exactly one of claim and hostPath"),
+        ({"cache": {"hostPath": "/var/../etc"}}, "must not contain `..`"),
     ],
 )
 def test_what_pip_would_read_as_something_else_is_refused(
@@ -164,28 +172,95 @@ def test_a_claim_is_written_to_only_where_the_job_says_so() -> None:
         make(data=[{**FETCHED[0], "access": "ReadWrite"}])
 
 
+URL: dict[str, Any] = {
+    "url": "s3://team-data/wheels",
+    "endpoint": "https://minio.example.com:9000",
+    "region": "eu-central-1",
+    "secret": "store",
+    "size": "1Gi",
+    "sha256": "0123456789abcdef" * 4,
+}
+VARIANTS: list[dict[str, Any]] = [FULL, {**FULL, "wheels": URL, "cache": {"hostPath": "/var/k"}}]
+INSTALL_LEAVES = [
+    (variant, path)
+    for variant, install in enumerate(VARIANTS)
+    for path, value in walk(install)
+    if isinstance(value, str) and path[0] != "packages"
+] + [(0, ("packages", 1))]
 SHAPES = {
-    backend: [sorted(shape(each.document), key=str) for each in place(make(install=FULL), backend)]
+    (variant, backend): [
+        sorted(shape(each.document), key=str) for each in place(make(install=install), backend)
+    ]
+    for variant, install in enumerate(VARIANTS)
     for backend in backends.NAMES
 }
 
 
 @given(
-    name=st.sampled_from(["packages", "index", "claim", "path", "size", "lock"]),
+    place_=st.sampled_from(INSTALL_LEAVES),
     text=TEXTS | st.sampled_from(HOSTILE),
     backend=st.sampled_from(backends.NAMES),
 )
 def test_a_hostile_value_is_refused_or_changes_only_values(
-    name: str, text: str, backend: str
+    place_: tuple[int, tuple[str | int, ...]], text: str, backend: str
 ) -> None:
-    changed: dict[str, Any] = {**FULL, "wheels": dict(FULL["wheels"])}
-    if name in ("claim", "path"):
-        changed["wheels"][name] = text
-    else:
-        changed[name] = [*FULL[name][1:], text] if isinstance(FULL[name], list) else text
+    variant, path = place_
+    changed: Any = copy.deepcopy(VARIANTS[variant])
+    inner = changed
+    for part in path[:-1]:
+        inner = inner[part]
+    inner[path[-1]] = text
     try:
         job = make(install=changed)
     except InvalidJobError:
         return
     found = [sorted(shape(each.document), key=str) for each in place(job, backend)]
-    assert found == SHAPES[backend]
+    assert found == SHAPES[variant, backend]
+
+
+@KINDS
+def test_a_cache_is_written_by_the_container_that_installs_and_read_by_all_others(
+    backend: str,
+) -> None:
+    spec = find_pod(place(make(install=FULL, data=FETCHED), backend))["spec"]
+    first, second = spec["initContainers"]
+    assert "--cache=/kdist/packages-cache" in first["args"]
+    mounts = [
+        mount
+        for each in (first, second, *spec["containers"])
+        for mount in each["volumeMounts"]
+        if mount["name"] == "packages-cache"
+    ]
+    assert [each.get("readOnly", False) for each in mounts] == [False, True, True]
+    assert {each["mountPath"] for each in mounts} == {"/kdist/packages-cache"}
+    (volume,) = [each for each in spec["volumes"] if each["name"] == "packages-cache"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "built"}
+
+
+def test_a_cache_on_the_nodes_is_warned_of() -> None:
+    job = make(install={"cache": {"hostPath": "/var/kdist"}})
+    pod = find_pod(place(job))
+    (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == "packages-cache"]
+    assert volume["hostPath"] == {"path": "/var/kdist", "type": "Directory"}
+    assert violations(pod) == ["volume packages-cache: hostPath is not allowed"]
+    (warning,) = list_warnings(job.spec)
+    assert "reject the pods" in warning
+    assert not list_warnings(make(install=FULL).spec)
+
+
+def test_wheels_of_a_bucket_are_fetched_by_the_container_that_installs_with_its_credentials() -> (
+    None
+):
+    objects = place(make(install={"packages": ["mine"], "wheels": URL}))
+    spec = find_pod(objects)["spec"]
+    (first,) = spec["initContainers"]
+    given = {each for each in first["args"] if each.startswith("--wheels=")}
+    assert {"--wheels=--url=s3://team-data/wheels", "--wheels=--max-bytes=1073741824"} <= given
+    assert "--needed=obstore>=0.12" in first["args"]
+    assert "--needed=mine" not in first["args"]
+    variables = {one["name"]: one for one in first["env"]}
+    secret = variables["AWS_SECRET_ACCESS_KEY"]["valueFrom"]["secretKeyRef"]
+    assert secret["name"] == "store"
+    assert "AWS_SECRET_ACCESS_KEY" not in {one["name"] for one in spec["containers"][0]["env"]}
+    assert "wheels" not in {each["name"] for each in spec["volumes"]}
+    assert "9000" in json.dumps([each.document for each in objects if each.kind == "NetworkPolicy"])

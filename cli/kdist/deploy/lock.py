@@ -45,9 +45,9 @@ def lock_packages(
         return job, []
     lock, problem = _known(job, install, before), ""
     if not lock and install.wheels is not None and install.index is None:
-        problem = "they are in a claim"
+        problem = "they are in a folder of wheels"
     elif not lock:
-        lock, problem = _resolve(render.list_packages(job), install.index)
+        lock, problem = _resolve(render.list_packages(job), install)
     if problem:
         return job, [
             f"the packages of spec.install are not locked ({problem}): pods that start later may "
@@ -77,7 +77,7 @@ def _name(requirement: str) -> str:
     return re.sub("[-_.]+", "-", found[0].lower()) if found else ""
 
 
-def _resolve(packages: list[str], index: str | None) -> tuple[list[str], str]:
+def _resolve(packages: list[str], install: Install) -> tuple[list[str], str]:
     """The packages with all that they need, each with version and digests; or why there is no
     such list.
     """
@@ -89,7 +89,7 @@ def _resolve(packages: list[str], index: str | None) -> tuple[list[str], str]:
         overrides.write_text(f"torch ; {_NEVER}\n")
         argv = [*uv, *("pip", "compile", "--universal", "--generate-hashes", "--no-header")]
         argv += ["--no-annotate", "--python-version", _OLDEST, "--overrides", str(overrides)]
-        argv += ["--default-index", index] if index is not None else []
+        argv += ["--default-index", install.index] if install.index is not None else []
         try:
             done = subprocess.run(
                 [*argv, "-"],
@@ -104,7 +104,7 @@ def _resolve(packages: list[str], index: str | None) -> tuple[list[str], str]:
             return [], f"uv has not answered within {_SECONDS:.0f} s"
     if done.returncode:
         text = " ".join(done.stderr.replace("\N{MULTIPLICATION SIGN}", " ").split())[-600:]
-        if "No solution found" in done.stderr:
+        if "No solution found" in done.stderr and install.wheels is None:
             raise KdistError(
                 f"spec.install.packages cannot be installed together: {text}",
                 next_command="kdist explain spec.install",

@@ -12,9 +12,8 @@ from pathlib import Path
 from kdist.doctor.finding import Finding, missing, note, ok
 from kdist.job.local import install_command
 from kdist.units import size
+from kdist_trainer.formats.requirements import OF_IMAGE, OLDEST_PYTHON, is_older
 
-OLDEST_PYTHON = (3, 11)
-OLDEST_TORCH = (2, 13)
 LOW_DISK = 2 * 2**30
 LOW_SHM = 256 * 2**20
 
@@ -50,13 +49,8 @@ def check_torch(version: str | None) -> Finding:
             "not installed; `kdist run` needs it, jobs on a cluster do not",
             install_command(),
         )
-    number = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal())
-    if number < OLDEST_TORCH:
-        return missing(
-            "torch",
-            version,
-            f"kdist needs a newer one: install {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer",
-        )
+    if is_older(version, OF_IMAGE["torch"]):
+        return missing("torch", version, f"kdist needs a newer one: install {OF_IMAGE['torch']}")
     return ok("torch", version)
 
 

@@ -141,7 +141,7 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
     limits = {"restart": job.restart_limit, "backoff": pods, "job_backoff": 100 * pods}
     return values | {
         "fetchers": [PACKAGES] * (job.spec.install is not None)
-        + [f"{FETCHER}{source.name}" for source in list_sources(job.spec)],
+        + [f"{FETCHER}{source.name}" for source in list_sources(job.spec) if source.mount],
         "train_json": trace_value(_write(settings), "spec"),
         "train_digest": sha256(_write(settings).encode()).hexdigest()[:10],
         "nodes_json": trace_value(_write(nodes), "spec.nodes"),

@@ -43,7 +43,15 @@ _OWN_FIELDS: Final = {
     "serviceAccountName": "is spec.serviceAccountName",
     "terminationGracePeriodSeconds": "is the field of the same name of spec",
 }
-_OWN_VOLUMES: Final = ("config", "token", "checkpoints", "code", "install")
+_OWN_VOLUMES: Final = (
+    "config",
+    "token",
+    "checkpoints",
+    "code",
+    "install",
+    "packages",
+    "packages-cache",
+)
 
 
 def merge_overlay(

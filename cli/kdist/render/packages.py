@@ -19,12 +19,14 @@ from urllib.parse import urlsplit
 
 from kdist.errors import KdistError
 from kdist.manifest import CONFIG_MAP_BYTES
-from kdist.render.storage import fit
+from kdist.render.context import literal
+from kdist.render.storage import fit, list_credentials
 from kdist.spec import TrainingJob, list_sources
-from kdist_trainer.formats import REQUIREMENTS
+from kdist_trainer.formats.requirements import REQUIREMENTS
 
 ARCHIVE: Final = "trainer.zip"
 LISTED: Final = "requirements.txt"
+CACHE_MOUNT: Final = "/kdist/packages-cache"
 _FOLDER: Final = "/etc/kdist-install"
 _WHEELS: Final = "/wheels"
 _BUCKETS: Final = "obstore>=0.12"
@@ -34,9 +36,9 @@ _DEFAULT_SIZE: Final = "10Gi"
 _YEAR: Final = (1980, 1, 1, 0, 0, 0)  # the same bytes whenever it is made
 
 
-def list_packages(job: TrainingJob) -> list[str]:
+def list_packages(job: TrainingJob, *, own_only: bool = False) -> list[str]:
     """The packages that the pods need besides torch and numpy: what the trainer imports for this
-    job, and what the job names.
+    job, and, unless only its own are asked for, what the job names.
     """
     schemes = {source.scheme for source in list_sources(job.spec)}
     if job.spec.checkpoints is not None:
@@ -44,7 +46,8 @@ def list_packages(job: TrainingJob) -> list[str]:
     found = [*REQUIREMENTS.values(), _SAFETENSORS]
     found += [_BUCKETS] if schemes & {"s3", "gs", "az"} else []
     found += [_HUB] if "hf" in schemes else []
-    return [*found, *(job.spec.install.packages if job.spec.install is not None else ())]
+    install = job.spec.install
+    return found if own_only or install is None else [*found, *install.packages]
 
 
 def describe_install(job: TrainingJob) -> dict[str, Any] | None:
@@ -70,9 +73,18 @@ def describe_install(job: TrainingJob) -> dict[str, Any] | None:
         arguments += [f"--index-url={install.index}"]
         if install.index.startswith("http://"):  # which pip takes only from hosts that are named
             arguments += [f"--trusted-host={urlsplit(install.index).netloc}"]
-    if install.wheels is not None:
+    variables = list[dict[str, Any]]()
+    if install.wheels is not None and install.wheels.url is not None:
+        (source,) = [each for each in list_sources(job.spec) if not each.mount]
+        arguments += [f"--wheels={literal(each)}" for _, each in source.arguments()]
+        arguments += [f"--needed={each}" for each in list_packages(job, own_only=True)]
+        if source.secret is not None:
+            variables += list_credentials(source.scheme, source.secret, source.field)
+    elif install.wheels is not None:
         arguments += [f"--find-links={_WHEELS}"]
+    if install.wheels is not None:
         arguments += ["--no-index"] if install.index is None else []
+    arguments += [f"--cache={CACHE_MOUNT}"] if install.cache is not None else []
     return {
         "digest": sha256(archive + listed.encode()).hexdigest()[:10],
         "archive": b64encode(archive).decode(),
@@ -81,6 +93,8 @@ def describe_install(job: TrainingJob) -> dict[str, Any] | None:
         "folder": _FOLDER,
         "archive_path": f"{_FOLDER}/{ARCHIVE}",
         "wheels": _WHEELS,
+        "cache": CACHE_MOUNT,
+        "variables": variables,
         "size": fit(install.size or _DEFAULT_SIZE),
     }
 

@@ -135,6 +135,7 @@ def list_fetches(
             "size": TracedValue(storage(fit(source.size)), f"{source.field}.size"),
         }
         for source in list_sources(job.spec)
+        if source.mount
     ]
 
 

@@ -446,13 +446,47 @@ Requirement = Annotated[str, Field(max_length=512, pattern=_REQUIREMENT)]
 LockedPackage = Annotated[str, Field(max_length=65_536, pattern=_LOCKED)]
 
 
-class Wheels(ConfigModel):
+class Wheels(UrlSource):
     """A folder with wheels."""
 
-    claim: ObjectName = Field(description="PersistentVolumeClaim with the wheels.")
+    claim: ObjectName | None = Field(None, description="PersistentVolumeClaim with the wheels.")
     path: FilePath | None = Field(
         None, description="Path of their folder in it; its root unless given."
     )
+
+    def _violations(self) -> Iterator[Violation]:
+        if (self.claim is None) == (self.url is None):
+            yield Violation("needs exactly one of claim and url", "", ("claim", "url"))
+        if self.path is not None and self.claim is None:
+            yield Violation("is a path in a claim", "path", ("claim", "path"))
+        if ".." in (self.path or "").split("/"):
+            yield Violation("must not contain `..`", "path", ("path",))
+        yield from super()._violations()
+
+
+class PackageCache(CheckedModel):
+    """Where pods find what others have installed: a claim, or a folder of each node."""
+
+    claim: ObjectName | None = Field(
+        None,
+        description=(
+            "PersistentVolumeClaim that pods write to; ReadWriteMany, unless all of them are on "
+            "one node."
+        ),
+    )
+    host_path: MountPath | None = Field(
+        None,
+        description=(
+            "Existing folder of each node that user 65532 may write to; Pod Security `baseline` "
+            "forbids it."
+        ),
+    )
+
+    def _violations(self) -> Iterator[Violation]:
+        if (self.claim is None) == (self.host_path is None):
+            yield Violation("needs exactly one of claim and hostPath", "", ("claim", "hostPath"))
+        if ".." in (self.host_path or "").split("/"):
+            yield Violation("must not contain `..`", "hostPath", ("hostPath",))
 
 
 class Install(CheckedModel):
@@ -471,10 +505,21 @@ class Install(CheckedModel):
         ),
     )
     wheels: Wheels | None = Field(
-        None, description="Folder with wheels, from which alone is installed unless index is given."
+        None,
+        description=(
+            "Folder with wheels, in a claim or at a URL, from which alone is installed unless "
+            "index is given."
+        ),
     )
     size: Bytes | None = Field(
         None, description="Most bytes that all packages take on a node; 10Gi unless given."
+    )
+    cache: PackageCache | None = Field(
+        None,
+        description=(
+            "Where what is installed is kept, so that each set of packages is installed once; "
+            "each pod installs for itself unless given."
+        ),
     )
     lock: list[LockedPackage] = Field(
         [],
@@ -488,8 +533,6 @@ class Install(CheckedModel):
     def _violations(self) -> Iterator[Violation]:
         if self.index is not None:
             yield from check_endpoint(self.index, "index")
-        if self.wheels is not None and ".." in (self.wheels.path or "").split("/"):
-            yield Violation("must not contain `..`", "wheels.path", ("wheels.path",))
 
 
 class Toleration(CheckedModel):

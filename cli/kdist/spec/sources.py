@@ -1,5 +1,5 @@
-"""What a job fetches before its agents start: the data sets, the pretrained weights and the code
-that its file names by URL.
+"""What a job fetches before its agents start: the data sets, the pretrained weights, the code and
+the wheels that its file names by URL.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class FetchSource:
     """One thing to fetch.
 
     Attributes:
-        name: `data-0` for `spec.data[0]`, `init` for `spec.train.init`, `code`; of its volume, too.
+        name: `data-0` for `spec.data[0]`, `init` for `spec.train.init`, `code`, `wheels`; of its
+            volume, too.
         field: the field of job.yaml, such as `spec.data[0]`.
         url: where it is.
         endpoint: address of the server; None for that of the URL or of the cloud.
@@ -37,7 +38,7 @@ class FetchSource:
         secret: Secret on the cluster with the credentials.
         sha256: digest of the file, or of the file with the digests of all.
         size: most bytes that are fetched, as a quantity such as `10Gi`.
-        mount: where the pods find it.
+        mount: where the pods find it; empty for wheels, which are fetched where they are installed.
         path: the same data on this machine, which `kdist run` uses; None if it fetches.
         is_weights: whether only weights are fetched of a whole repository.
     """
@@ -98,6 +99,9 @@ def list_sources(spec: Spec) -> list[FetchSource]:
         found.append(_read(init, "init", "spec.train.init", mount=INIT_MOUNT, is_weights=True))
     if spec.code is not None and spec.code.url is not None:
         found.append(_read(spec.code, "code", "spec.code", mount=CODE_MOUNT))
+    wheels = None if spec.install is None else spec.install.wheels
+    if wheels is not None and wheels.url is not None:  # of which `kdist run` has no use
+        found.append(_read(wheels, "wheels", "spec.install.wheels", mount="", path=""))
     return found
 
 

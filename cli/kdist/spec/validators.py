@@ -249,7 +249,17 @@ def _own_keys(field: str, entries: object, at: str = "") -> Iterator[Violation]:
 
 def list_warnings(spec: Spec) -> list[str]:
     """What is valid, and may surprise later."""
-    return [*list_unpinned(spec), *_describe_small_pods(spec)]
+    return [*list_unpinned(spec), *_describe_small_pods(spec), *_describe_node_folder(spec)]
+
+
+def _describe_node_folder(spec: Spec) -> Iterator[str]:
+    cache = None if spec.install is None else spec.install.cache
+    if cache is not None and cache.host_path is not None:
+        yield (
+            "spec.install.cache.hostPath: namespaces that enforce Pod Security `baseline` or "
+            "`restricted` reject the pods, and every pod of a node that may mount this folder can "
+            "run code in the job: use a claim where you can"
+        )
 
 
 def _describe_small_pods(spec: Spec) -> Iterator[str]:

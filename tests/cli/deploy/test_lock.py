@@ -82,7 +82,7 @@ def test_what_cannot_be_locked_is_said_and_what_cannot_be_installed_is_refused(
 ) -> None:
     wheels = ("--set", "spec.install={wheels: {claim: wheels}}")
     sent = kdist("apply", str(file), *wheels)
-    assert "are not locked (they are in a claim)" in sent.stderr
+    assert "are not locked (they are in a folder of wheels)" in sent.stderr
     assert lock_of(store) == []
     assert uv.calls() == []
     uv.answer("", error="error: Failed to fetch: https://pypi.example.com/simple/einops/", code=2)

@@ -8,6 +8,7 @@ import base64
 import json
 import subprocess
 import sys
+import time
 import zipfile
 from hashlib import sha256
 from pathlib import Path
@@ -16,21 +17,25 @@ from typing import Any
 import pytest
 
 from kdist.render.packages import _pack
+from tests.hostile import serve, stay_silent
+from tests.trainer.object_store.s3_server import ACCESS_KEY, BUCKET, SECRET, Entry, S3Server
 
 pytestmark = pytest.mark.processes
+MODULE = "kdist_trainer.install"
+Started = subprocess.Popen[str]
 
 
-def make_wheel(folder: Path, name: str, requires: str = "") -> str:
+def make_wheel(folder: Path, name: str, requires: str = "", version: str = "1.0") -> str:
     """A wheel with one module; its line for a lock."""
     folder.mkdir(exist_ok=True)
-    info = f"{name}-1.0.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     files = {
         f"{name}.py": "answer = 42\n",
         f"{info}/METADATA": metadata + (f"Requires-Dist: {requires}\n" if requires else ""),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    path = folder / f"{name}-1.0-py3-none-any.whl"
+    path = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
         lines = []
         for file, text in files.items():
@@ -38,7 +43,13 @@ def make_wheel(folder: Path, name: str, requires: str = "") -> str:
             digest = base64.urlsafe_b64encode(sha256(text.encode()).digest()).rstrip(b"=").decode()
             lines.append(f"{file},sha256={digest},{len(text)}")
         wheel.writestr(f"{info}/RECORD", "\n".join([*lines, f"{info}/RECORD,,", ""]))
-    return f"{name}==1.0 --hash=sha256:{sha256(path.read_bytes()).hexdigest()}"
+    return f"{name}=={version} --hash=sha256:{sha256(path.read_bytes()).hexdigest()}"
+
+
+def wait(installation: Started) -> dict[str, Any]:
+    """The event of an installation that has ended."""
+    event: dict[str, Any] = json.loads(installation.communicate()[1].splitlines()[-1])
+    return {**event, "exit": installation.returncode}
 
 
 class Pod:
@@ -49,22 +60,28 @@ class Pod:
         self.root, self._archive = folder / "packages", folder / "trainer.zip"
         self._listed = folder / "requirements.txt"
         self._archive.write_bytes(_pack())
+        self.cache: Path | None = None
+        self.variables: dict[str, str] = {}
 
-    def install(self, *listed: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Run the program as the container does; its event."""
+    def start(self, *listed: str, options: tuple[str, ...] = (), program: str = "") -> Started:
+        """Run the installation as the container does, or a program in its place."""
         self._listed.write_text("\n".join(listed) + "\n")
         options = options or ("--no-index", f"--find-links={self.wheels}")
         arguments = [f"--folder={self.root}", f"--archive={self._archive}", *options]
         arguments += [f"--requirements={self._listed}", f"--termination-message={self.record}"]
-        done = subprocess.run(
-            [sys.executable, "-m", "kdist_trainer.install", *arguments],
-            env={"PYTHONPATH": str(self._archive), "PATH": "/usr/bin:/bin", "PIP_RETRIES": "1"},
-            capture_output=True,
+        arguments += [f"--cache={self.cache}"] if self.cache is not None else []
+        path = {"PYTHONPATH": str(self._archive), "PATH": "/usr/bin:/bin", "PIP_RETRIES": "1"}
+        return subprocess.Popen(
+            [sys.executable, *(["-c", program] if program else ["-m", MODULE]), *arguments],
+            env={**path, **self.variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
         )
-        event: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])
-        return {**event, "exit": done.returncode}
+
+    def install(self, *listed: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Run the installation to its end; its event."""
+        return wait(self.start(*listed, options=options))
 
     def run(self, program: str) -> str:
         """What a program prints that runs with the packages."""
@@ -118,3 +135,93 @@ def test_a_package_that_does_not_exist_ends_the_job_and_an_index_that_is_away_is
     away = pod.install("tiny", options=("--index-url=http://127.0.0.1:9/simple",))
     assert away["exit"] == 203, away
     assert json.loads(pod.record.read_text())["cause"] == "storage"
+
+
+def test_an_installation_that_was_killed_begins_again_and_leaves_nothing(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    line = make_wheel(pod.wheels, "tiny")
+    strict = ("--no-deps", "--require-hashes", "--no-index", f"--find-links={pod.wheels}")
+    with serve(stay_silent) as server:
+        for number in (1, 2):
+            url = f"--index-url=http://127.0.0.1:{server.port}/simple"
+            begun = pod.start(line, options=(url,))
+            while server.connections < number:
+                assert begun.poll() is None, begun.communicate()
+                time.sleep(0.02)
+            left = list(pod.root.glob(".unfinished-*"))
+            assert (left[0] / "site" / "kdist_trainer").is_dir()
+            assert not (pod.root / "site").exists(), "a half tree is no tree"
+            if number == 1:  # of a pod that is deleted
+                begun.terminate()
+                assert begun.wait() == 143
+                assert not list(pod.root.glob(".unfinished-*"))
+            else:
+                begun.kill()
+                begun.wait()
+    assert pod.install(line, options=strict)["exit"] == 0
+    assert pod.run("import tiny; print(tiny.answer)") == "42\n"
+    assert not list(pod.root.glob(".unfinished-*"))
+
+
+def test_pods_that_share_a_cache_install_once_and_never_take_a_damaged_tree(tmp_path: Path) -> None:
+    pods = [Pod(make_folder(tmp_path / name)) for name in ("one", "two", "three")]
+    line = make_wheel(tmp_path / "wheels", "tiny")
+    options = ("--no-deps", "--require-hashes", "--no-index", f"--find-links={tmp_path}/wheels")
+    for pod in pods:
+        pod.cache = tmp_path / "cache"
+    both = [wait(each) for each in [pod.start(line, options=options) for pod in pods[:2]]]
+    assert [each["exit"] for each in both] == [0, 0], both
+    assert sorted("they were there" in each["message"] for each in both) == [False, True]
+    for pod in pods[:2]:
+        assert pod.run("import tiny, kdist_trainer; print(tiny.answer)") == "42\n"
+    (tree,) = [each for each in pods[0].cache.iterdir() if (each / "site").is_dir()]
+    (tree / "site" / "tiny.py").write_text("")
+    again = pods[2].install(line, options=options)
+    assert "they were there" not in again["message"]
+    assert pods[2].run("import tiny; print(tiny.answer)") == "42\n"
+    assert "they were there" in pods[2].install(line, options=options)["message"]
+    other = make_wheel(tmp_path / "wheels", "tiny", version="2.0")
+    assert "they were there" not in pods[2].install(other, options=options)["message"]
+    assert not list(pods[0].cache.glob(".unfinished-*"))
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def test_a_version_of_the_image_that_does_not_fit_is_named_before_anything_runs(
+    tmp_path: Path,
+) -> None:
+    pod = Pod(tmp_path)
+    make_wheel(pod.wheels, "torch", version="2.1.2")
+    event = pod.install("torch==2.1.2")
+    assert event["exit"] == 64
+    assert "the image has torch 2.1.2, where torch>=2.13 is needed" in event["message"]
+    old = "import runpy, sys; sys.version_info = (3, 10, 4, 'final', 0); sys.argv[0] = ''; "
+    refused = pod.start("tiny", program=f"{old} runpy.run_module('{MODULE}', run_name='__main__')")
+    message = "spec.install: the image is Python 3.10, and 3.11 is needed"
+    assert refused.communicate()[1] == f"{message}\n"
+    record = json.loads(pod.record.read_text())
+    assert (refused.returncode, record["code"], record["message"]) == (64, 64, message)
+
+
+def test_wheels_come_from_a_bucket_and_what_is_not_in_it_is_said(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    make_wheel(pod.wheels, "tiny")
+    with S3Server() as server:
+        for wheel in pod.wheels.iterdir():
+            server.objects[f"team/{wheel.name}"] = Entry(wheel.read_bytes(), '"first"', 0.0)
+        pod.variables = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+        url, endpoint = f"--url=s3://{BUCKET}/team", f"--endpoint={server.endpoint}"
+        arguments = (url, endpoint, "--field=spec.install.wheels")
+        options = ("--no-index", *(f"--wheels={each}" for each in arguments), "--needed=obstore")
+        event = pod.install("tiny", options=options)
+        assert event["exit"] == 0, event
+        assert pod.run("import tiny; print(tiny.answer)") == "42\n"
+        options = (options[0], f"--wheels=--url=s3://{BUCKET}/gone", *options[2:])
+        failed = pod.start("tiny", options=options)
+        failed.communicate()
+    assert failed.returncode == 65
+    record = json.loads(pod.record.read_text())
+    assert "spec.install.wheels: there is neither an object" in record["message"]

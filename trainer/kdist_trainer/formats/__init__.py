@@ -12,7 +12,8 @@ whose keys name the version of the job's pods, and notes in an agent's own folde
 
 Next to it are the readers and writers that several packages need: `json_text` writes JSON and
 `untrusted_text` reads it, `step_lines` reads the ledger's lines of steps, `allow_list` reads
-pickles, `digest` detects damage, `machine_faults` counts the faults of machines in a ledger.
+pickles, `digest` detects damage, `machine_faults` counts the faults of machines in a ledger,
+`requirements` has the versions of packages that a training needs.
 """
 
 from __future__ import annotations
@@ -63,14 +64,6 @@ RETRYABLE_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
 """Of an API server that is busy, or whose storage or webhook is away: a retry may help."""
 METRICS_PORT: Final = 9401
 """Port on which an agent serves its metrics and its status, unless it is started with another."""
-REQUIREMENTS: Final[Mapping[str, str]] = {
-    "msgspec": "msgspec>=0.20",
-    "prometheus_client": "prometheus-client>=0.21",
-    "pydantic": "pydantic>=2.12",
-    "regex": "regex>=2024.4.28",
-    "xxhash": "xxhash>=3.5",
-}
-"""What agents and ranks import besides torch and numpy, and the packages that have it."""
 RUN: Final = "kdist.dev/run"
 """Annotation of a job that names its run where `kdist render` makes the objects: another value
 begins another run.

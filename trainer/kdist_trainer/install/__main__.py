@@ -7,29 +7,43 @@ image lacks something, 65 pip cannot install a package, 203 the index cannot be 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
+import platform
 import re
+import shutil
+import signal
 import site
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 from kdist_trainer import log
 from kdist_trainer.formats import stamp
 from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.requirements import OF_IMAGE, find_lacks
 
 CONFIG, DATA, STORAGE = 64, 65, 203
-OLDEST: Final = (3, 11)
 _CAUSES: Final = {CONFIG: "config", DATA: "data", STORAGE: "storage"}
 _BY_NETWORK: Final = re.compile(
     r"Retrying \(|ConnectionError|Max retries|Connection (refused|reset|broken)|timed out|"
     r"Name or service not known|name resolution|5\d\d (Server|Service|Bad Gateway|Gateway)"
 )
 _MOST_BYTES: Final = 3000  # of a message: Kubernetes reads 4096 of the whole record
+_UNFINISHED: Final = ".unfinished-"
+_NOTE: Final = "files.sha256"
+"""Of a tree that is whole: the digest of the names and sizes of its files."""
+_ABANDONED_SECONDS: Final = 86_400.0
+_LONGEST_WAIT: Final = 900.0
 
 
 class InstallError(Exception):
@@ -40,46 +54,148 @@ class InstallError(Exception):
         self.code = code
 
 
-def install(folder: Path, archive: Path, requirements: Path, options: Sequence[str]) -> None:
-    """Install the trainer from its archive, and what `requirements` lists. Raises `InstallError`
-    or `OSError`.
+class Installation:
+    """What is to be installed, and the folder, `tree`, that gets it."""
+
+    def __init__(self, given: argparse.Namespace, options: Sequence[str]) -> None:
+        self._archive, self._requirements = given.archive, given.requirements
+        self._options, self._root = options, given.cache or given.folder
+        self._wheels, self._needed = given.wheels, given.needed
+        self._record = given.termination_message
+        # nobody else installs into the folder of a pod
+        self._others_seconds = _ABANDONED_SECONDS if given.cache else 0.0
+        self._pip_cache = f"--cache-dir={given.cache}/pip" if given.cache else "--no-cache-dir"
+        self.tree: Path = self._root / self._digest()
+
+    def _digest(self) -> str:
+        """Of what is asked for, and of the image: its Python, and what need not be installed."""
+        libraries = sorted(f"{each.name} {each.version}" for each in metadata.distributions())
+        system = (sys.version, sys.prefix, sysconfig.get_platform(), *platform.libc_ver())
+        whole = sha256(self._archive.read_bytes())
+        whole.update(self._requirements.read_bytes())
+        whole.update("\0".join([*self._options, *self._wheels, *system, *libraries]).encode())
+        return whole.hexdigest()[:32]
+
+    def run(self) -> bool:
+        """Install, unless a whole tree is there; whether one was. Raises `InstallError` or
+        `OSError`.
+        """
+        self._root.mkdir(parents=True, exist_ok=True)
+        with _one_at_a_time(self.tree.with_suffix(".lock")):
+            if _is_whole(self.tree):
+                return True
+            self._sweep()
+            built = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._root))
+            try:
+                if self.tree.exists():
+                    self.tree.rename(built / "damaged")
+                self._build(built)
+                with suppress(OSError):  # of a pod that was first
+                    built.rename(self.tree)
+            finally:
+                shutil.rmtree(built, ignore_errors=True)
+            if not _is_whole(self.tree):
+                raise OSError(f"{self.tree} has changed while it was installed")
+            return False
+
+    def _sweep(self) -> None:
+        """Remove what installations left that were killed; those of others may still run."""
+        for each in self._root.glob(f"{_UNFINISHED}*"):
+            with suppress(OSError):
+                if time.time() - each.stat().st_mtime >= self._others_seconds:
+                    shutil.rmtree(each)
+
+    def _build(self, built: Path) -> None:
+        packages = built / "site"
+        packages.mkdir()
+        python = make_environment(built / "environment", packages)
+        with zipfile.ZipFile(self._archive) as opened:
+            opened.extractall(packages)
+        # at the same time as pip, which waits for the network
+        with subprocess.Popen(
+            [
+                *(sys.executable, "-m", "compileall", "-q", "-j", "2"),
+                str(packages / "kdist_trainer"),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ):
+            options = [self._pip_cache, *self._options]
+            with tempfile.TemporaryDirectory() as wheels:
+                if self._wheels:  # by a client that is among what the trainer needs
+                    _run_pip(python, [*options, *self._needed])
+                    self._fetch_wheels(Path(wheels), packages)
+                    options += [f"--find-links={wheels}/files"]
+                _run_pip(python, [*options, f"--requirement={self._requirements}"])
+        if lacks := find_lacks(
+            sys.executable, OF_IMAGE, {**os.environ, "PYTHONPATH": str(packages)}
+        ):
+            raise InstallError(CONFIG, f"the image {lacks}: name an image that fits")
+        for each in built.iterdir():
+            if each != packages:
+                shutil.rmtree(each)
+        built.chmod(0o755)
+        (built / _NOTE).write_text(_list_files(packages))
+
+    def _fetch_wheels(self, folder: Path, packages: Path) -> None:
+        """Fetch them. Exits as the fetch does if it fails: it has written the record itself."""
+        program = [sys.executable, "-m", "kdist_trainer.fetch", *self._wheels, f"--folder={folder}"]
+        program += [f"--termination-message={self._record}"] if self._record else []
+        variables = {**os.environ, "PYTHONPATH": str(packages)}
+        if code := subprocess.run(program, env=variables, check=False).returncode:
+            sys.exit(code)
+
+
+@contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """Wait for pods that install the same. Where their file system has no locks, or one takes too
+    long, each installs for itself, and the first that has it whole is taken by all.
     """
-    if sys.version_info < OLDEST:
-        found = ".".join(map(str, sys.version_info[:2]))
-        raise InstallError(CONFIG, f"Python {found} of the image is too old: 3.11 is needed")
-    packages = folder / "site"
-    packages.mkdir(parents=True, exist_ok=True)
-    python = make_environment(folder, packages)
-    with zipfile.ZipFile(archive) as opened:
-        opened.extractall(packages)
-    # at the same time as pip, which waits for the network
-    with subprocess.Popen(
-        [*(sys.executable, "-m", "compileall", "-q", "-j", "2"), str(packages / "kdist_trainer")],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ):
-        _run_pip(python, [*options, "--requirement", str(requirements)])
-    _check_imports(packages)
+    with path.open("wb") as file:
+        last = time.monotonic() + _LONGEST_WAIT
+        while time.monotonic() < last:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.2)
+            except OSError:
+                break
+        yield
 
 
-def make_environment(folder: Path, packages: Path) -> Path:
+def _is_whole(tree: Path) -> bool:
+    with suppress(OSError, UnicodeDecodeError):
+        return (tree / _NOTE).read_text() == _list_files(tree / "site")
+    return False
+
+
+def _list_files(packages: Path) -> str:
+    whole = sha256()
+    for folder, folders, names in os.walk(packages):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(folder, name)  # noqa: PTH118 - there are ten thousands
+            whole.update(f"{path[len(str(packages)) :]}\0{os.lstat(path).st_size}\0".encode())
+    return whole.hexdigest()
+
+
+def make_environment(root: Path, packages: Path) -> Path:
     """An environment whose packages are in `packages`, and which sees those of this Python; its
     Python. The module venv does the same, but Debian's images have it only in part.
     """
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    root = folder / "environment"
-    for each in (root / "bin", root / "lib" / version):
-        each.mkdir(parents=True, exist_ok=True)
+    library = root / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for each in (root / "bin", library):
+        each.mkdir(parents=True)
     base = Path(getattr(sys, "_base_executable", "") or sys.executable)
     (root / "pyvenv.cfg").write_text(
         f"home = {base.parent}\ninclude-system-site-packages = true\n"
         f"version = {'.'.join(map(str, sys.version_info[:3]))}\n"
     )
-    python, own = root / "bin" / "python", root / "lib" / version / "site-packages"
-    if not python.is_symlink():
-        python.symlink_to(base)
-        own.symlink_to(packages)
-        (root / "lib64").symlink_to("lib")
+    python = root / "bin" / "python"
+    python.symlink_to(base)
+    (library / "site-packages").symlink_to(packages)
+    (root / "lib64").symlink_to("lib")
     if sys.prefix != sys.base_prefix:  # the image's Python is one of an environment itself
         (packages / "image.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     return python
@@ -89,7 +205,7 @@ def _run_pip(python: Path, arguments: Sequence[str]) -> None:
     pip = [str(python), "-m", "pip"]
     if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode:
         raise InstallError(CONFIG, "the image has no pip: name an image that has")
-    quiet = ("--no-input", "--disable-pip-version-check", "--no-cache-dir", "--progress-bar=off")
+    quiet = ("--no-input", "--disable-pip-version-check", "--progress-bar=off")
     # of the image: this program's archive, and what NVIDIA's images pin
     dropped = (
         {"PYTHONPATH", "PIP_CONSTRAINT"} if "--require-hashes" in arguments else {"PYTHONPATH"}
@@ -111,33 +227,30 @@ def _run_pip(python: Path, arguments: Sequence[str]) -> None:
         raise InstallError(STORAGE if unreachable else DATA, f"pip: {text}"[:_MOST_BYTES])
 
 
-def _check_imports(packages: Path) -> None:
-    """Check that the image has what no job is given."""
-    program = "import importlib.util as u; print(*(n for n in names if not u.find_spec(n)))"
-    found = subprocess.run(
-        [sys.executable, "-c", f"names = 'torch', 'numpy'; {program}"],
-        env={**os.environ, "PYTHONPATH": str(packages)},
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    if found:
-        raise InstallError(CONFIG, f"the image lacks {found}: name an image that has both")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one installation; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.install")
     parser.add_argument("--folder", type=Path, required=True, help="gets the packages, in site/")
     parser.add_argument("--archive", type=Path, required=True, help="the trainer, as a zip file")
     parser.add_argument("--requirements", type=Path, required=True, help="what pip installs")
+    parser.add_argument("--cache", type=Path, help="folder that pods share, for what is installed")
+    parser.add_argument("--wheels", action="append", default=[], help="argument of their fetch")
+    parser.add_argument("--needed", action="append", default=[], help="what that fetch needs")
     parser.add_argument("--termination-message", type=Path, help="file for the exit record")
     given, options = parser.parse_known_args(arguments)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     begun = time.monotonic()
     try:
-        install(given.folder, given.archive, given.requirements, options)
+        installation = Installation(given, options)
+        was_there = installation.run()
+        given.folder.mkdir(exist_ok=True)
+        link = given.folder / f"{_UNFINISHED}link"
+        link.unlink(missing_ok=True)
+        link.symlink_to(installation.tree / "site")
+        link.replace(given.folder / "site")
     except (InstallError, OSError, zipfile.BadZipFile) as error:
-        code = error.code if isinstance(error, InstallError) else STORAGE
+        code = CONFIG if isinstance(error, PermissionError) else STORAGE
+        code = error.code if isinstance(error, InstallError) else code
         message = f"spec.install: {error}"
         log.error("packages-failed", message=message, code=code)
         record = {"code": code, "cause": _CAUSES[code], "outcome": "failed", "message": message}
@@ -148,6 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     count = sum(1 for _ in (given.folder / "site").glob("*.dist-info"))
     took = time.monotonic() - begun
     message = f"the trainer and {count} packages in {took:.1f} s"
+    message += ": they were there" if was_there else ""
     log.event("packages-installed", message=message)
     return 0
 

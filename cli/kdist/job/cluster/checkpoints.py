@@ -237,9 +237,8 @@ def build_helper_pod(
     if installs:  # the image has no trainer
         named = {one.get("name") for one in [*items(installs[0], "volumeMounts"), *volumes]}
         volumes = [one for one in items(pod, "volumes") if one.get("name") in named]
-        mounts += [
-            one for one in items(trainer, "volumeMounts") if one.get("mountPath") == "/packages"
-        ]
+        shared = ("packages", "packages-cache")
+        mounts += [one for one in items(trainer, "volumeMounts") if one.get("name") in shared]
         variables = items(trainer, "env")
         container["env"] += [one for one in variables if one.get("name") == "PYTHONPATH"]
         spec["initContainers"] = installs

@@ -2,15 +2,13 @@
 active virtual environment (`VIRTUAL_ENV`), or the one that runs kdist.
 
 Another environment than kdist's needs what the trainer needs, but not the trainer: it is found by a
-link in the run folder, so that it is always of kdist's own version. What is missing is asked of
-that Python itself, in a process of some hundredths of a second that imports nothing.
+link in the run folder, so that it is always of kdist's own version.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,17 +18,10 @@ from typing import Final
 
 from kdist.errors import KdistError, UsageError
 from kdist.job.local.launch import FOR_TRAINING, check_torch
-from kdist_trainer.formats import REQUIREMENTS
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
+from kdist_trainer.formats.requirements import OF_IMAGE, REQUIREMENTS, find_lacks
 
 VARIABLE: Final = "VIRTUAL_ENV"
-OLDEST: Final = (3, 11)
-NEEDED: Final = {**REQUIREMENTS, "torch": "torch>=2.13", "numpy": "numpy>=1.26"}
-_SECONDS: Final = 60.0
-_PROBE: Final = (
-    "import importlib.util as u, json, sys; print(json.dumps({'version': sys.version_info[:2], "
-    "'missing': [name for name in sys.argv[1:] if u.find_spec(name) is None]}))"
-)
+NEEDED: Final = {**REQUIREMENTS, **OF_IMAGE}
 
 
 @dataclass(frozen=True)
@@ -77,7 +68,7 @@ def choose_interpreter(
     """
     if named is not None:
         path = _find(Path(named).expanduser())
-        if lacks := _inspect(path):
+        if lacks := find_lacks(str(path), NEEDED):
             raise KdistError(f"--python: {path} {lacks}", next_command=_install(path))
         return Interpreter(str(path), "--python"), f"the ranks run in {path} (--python)"
     folder = environment.get(VARIABLE, "")
@@ -85,7 +76,7 @@ def choose_interpreter(
     if not folder or Path(folder).resolve() == Path(sys.prefix).resolve() or not path.is_file():
         check_torch()
         return OWN, ""
-    lacks = _inspect(path)
+    lacks = find_lacks(str(path), NEEDED)
     if not lacks:
         return Interpreter(str(path), VARIABLE), f"the ranks run in {path} ({VARIABLE})"
     if find_spec("torch") is None:
@@ -105,25 +96,6 @@ def _find(named: Path) -> Path:
             hint="name one, or the folder of an environment: --python .venv",
         )
     return path
-
-
-def _inspect(path: Path) -> str:
-    """What a Python lacks, as the end of a sentence; empty if nothing."""
-    try:
-        done = subprocess.run(
-            [str(path), "-P", "-c", _PROBE, *NEEDED],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_SECONDS,
-        )
-        found = parse_object(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, MalformedTextError):
-        return f"is no Python {OLDEST[0]}.{OLDEST[1]} or newer"
-    if tuple(found["version"]) < OLDEST:
-        version = ".".join(map(str, found["version"]))
-        return f"is Python {version}, and {OLDEST[0]}.{OLDEST[1]} is needed"
-    return f"lacks {', '.join(found['missing'])}" if found["missing"] else ""
 
 
 def _install(path: Path) -> str:

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -37,11 +38,11 @@ from kdist.status import documents
 from kdist.units import count
 from kdist_trainer.formats import COMMIT, LOG_FILE, SCRATCH
 from kdist_trainer.formats.json_text import encode_json
+from kdist_trainer.formats.requirements import OF_IMAGE, is_older
 
 # By their own names: kdist's are registered on no index, so whoever registers them could run code.
 FOR_TRAINING = (
-    "torch>=2.13",
-    "numpy>=1.26",
+    *OF_IMAGE.values(),
     "safetensors>=0.5",
     "tensorboard>=2.18",
 )
@@ -55,10 +56,15 @@ def install_command() -> str:
 
 
 def check_torch() -> None:
-    """Raises `KdistError` if torch is not installed in kdist's environment."""
-    if find_spec("torch") is None:
+    """Raises `KdistError` if torch is not installed in kdist's environment, or too old."""
+    has = "none" if find_spec("torch") is None else ""
+    with suppress(PackageNotFoundError):
+        found = "" if has else version("torch")
+        has = f"torch {found}" if is_older(found, OF_IMAGE["torch"]) else has
+    if has:
         raise KdistError(
-            f"kdist run needs torch in the environment of kdist: {sys.prefix} has none",
+            f"kdist run needs {OF_IMAGE['torch']} in the environment of kdist: {sys.prefix} has "
+            f"{has}",
             hint="from a checkout of kdist, `make setup` installs it",
             next_command=install_command(),
         )

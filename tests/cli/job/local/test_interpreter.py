@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kdist.errors import KdistError, UsageError
+from kdist.job.local import launch
 from kdist.job.local.interpreter import NEEDED, OWN, choose_interpreter
 from tests.cli.running import Start
 from tests.house.tree import ROOT
@@ -50,6 +51,22 @@ def test_what_an_environment_lacks_is_said_and_one_that_is_only_active_is_left_a
     found, sentence = choose_interpreter(None, {"VIRTUAL_ENV": str(tmp_path / "bare")})
     assert found == OWN
     assert re.search(rf"kdist's own environment, {sys.prefix}: {path} .*lacks msgspec", sentence)
+
+
+def test_a_version_that_is_too_old_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_environment(tmp_path / "old", has_packages=True)
+    (site,) = (tmp_path / "old").glob("lib/python*/site-packages")
+    for name in ("torch", "torch-2.1.2.dist-info"):
+        (site / name).mkdir()
+    (site / "torch" / "__init__.py").touch()
+    (site / "torch-2.1.2.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.1.2\n")
+    with pytest.raises(KdistError, match=r"has torch 2\.1\.2, where torch>=2\.13 is needed"):
+        choose_interpreter(str(path), {})
+    monkeypatch.setattr(launch, "version", {"torch": "2.1.2"}.get)
+    with pytest.raises(KdistError, match=rf"needs torch>=2\.13 .*{sys.prefix} has torch 2\.1\.2"):
+        choose_interpreter(None, {})
 
 
 @pytest.mark.parametrize("named", ["no-such-folder", "job.yaml"])

@@ -200,7 +200,7 @@ def test_without_torch_the_error_says_how_to_get_all_that_a_training_needs(
     monkeypatch.setattr(launch, "find_spec", lambda name: None if name in lacking else object())
     with pytest.raises(KdistError) as caught:
         launch.check_torch()
-    assert "kdist run needs torch in the environment of kdist" in caught.value.message
+    assert "kdist run needs torch>=2.13 in the environment of kdist" in caught.value.message
     assert caught.value.next_command == f"{installer} {shlex.join(launch.FOR_TRAINING)}"
 
 

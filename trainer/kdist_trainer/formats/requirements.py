@@ -1,0 +1,97 @@
+"""What agents and ranks import, the packages that have it, and what a Python lacks of it.
+
+A Python is asked by a process of its own, of some hundredths of a second, that imports none of it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
+
+OLDEST_PYTHON: Final = (3, 11)
+REQUIREMENTS: Final[Mapping[str, str]] = {
+    "msgspec": "msgspec>=0.20",
+    "prometheus_client": "prometheus-client>=0.21",
+    "pydantic": "pydantic>=2.12",
+    "regex": "regex>=2024.4.28",
+    "xxhash": "xxhash>=3.5",
+}
+"""By module, what is needed besides torch and numpy."""
+OF_IMAGE: Final[Mapping[str, str]] = {"torch": "torch>=2.13", "numpy": "numpy>=1.26"}
+"""What no job is given: its image has it."""
+_SECONDS: Final = 60.0
+_PROBE: Final = """\
+import sys
+sys.path[:] = [each for each in sys.path if each]
+import importlib.util, json
+def find(name, package):
+    if importlib.util.find_spec(name) is None:
+        return None
+    from importlib import metadata
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+found = [find(*each.split("=")) for each in sys.argv[1:]] if sys.version_info >= (3, 11) else []
+print(json.dumps({"python": sys.version_info[:2], "found": found}))
+"""
+
+
+def find_lacks(
+    python: str, needed: Mapping[str, str], variables: Mapping[str, str] | None = None
+) -> str:
+    """What a Python lacks, as the end of a sentence; empty if nothing.
+
+    Args:
+        python: its path.
+        needed: requirements such as `torch>=2.13`, by the module that each is imported as.
+        variables: the environment of the process that asks; None for that of the caller.
+    """
+    asked = [f"{name}={each.partition('>=')[0]}" for name, each in needed.items()]
+    try:
+        done = subprocess.run(
+            [python, "-c", _PROBE, *asked],
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SECONDS,
+        )
+        found = parse_object(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, MalformedTextError):
+        return f"is no Python {_dotted(OLDEST_PYTHON)} or newer"
+    if tuple(found["python"]) < OLDEST_PYTHON:
+        return f"is Python {_dotted(found['python'])}, and {_dotted(OLDEST_PYTHON)} is needed"
+    versions = dict(zip(needed, found["found"], strict=True))
+    absent = [name for name, version in versions.items() if version is None]
+    lacks = f"lacks {', '.join(absent)}" if absent else ""
+    return " and ".join(filter(None, [lacks, *_list_older(needed, versions)]))
+
+
+def _list_older(needed: Mapping[str, str], versions: Mapping[str, str | None]) -> Iterator[str]:
+    for name, version in versions.items():
+        if version and is_older(version, needed[name]):
+            yield f"has {name} {version}, where {needed[name]} is needed"
+
+
+def is_older(version: str, requirement: str) -> bool:
+    """Whether a version is below the one that `NAME>=VERSION` asks for; what cannot be read is not.
+    Builds between releases, such as 2.13.0a0, count as the release.
+    """
+    return [] < _read(version) < _read(requirement.partition(">=")[2])
+
+
+def _read(version: str) -> list[int]:
+    found = re.match(r"[0-9]+(\.[0-9]+)*", version)
+    parts = [int(each) for each in found[0].split(".")] if found else []
+    while parts and parts[-1] == 0:  # 2.13.0 is 2.13
+        parts.pop()
+    return parts
+
+
+def _dotted(version: Any) -> str:
+    return ".".join(map(str, version))

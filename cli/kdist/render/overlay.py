@@ -43,15 +43,7 @@ _OWN_FIELDS: Final = {
     "serviceAccountName": "is spec.serviceAccountName",
     "terminationGracePeriodSeconds": "is the field of the same name of spec",
 }
-_OWN_VOLUMES: Final = (
-    "config",
-    "token",
-    "checkpoints",
-    "code",
-    "install",
-    "packages",
-    "packages-cache",
-)
+_OWN_VOLUMES: Final = ("config", "token", "checkpoints", "code", "install")
 
 
 def merge_overlay(

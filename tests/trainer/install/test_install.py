@@ -167,14 +167,15 @@ def test_pods_that_share_a_cache_install_once_and_never_take_a_damaged_tree(tmp_
     pods = [Pod(make_folder(tmp_path / name)) for name in ("one", "two", "three")]
     line = make_wheel(tmp_path / "wheels", "tiny")
     options = ("--no-deps", "--require-hashes", "--no-index", f"--find-links={tmp_path}/wheels")
+    cache = tmp_path / "cache"
     for pod in pods:
-        pod.cache = tmp_path / "cache"
+        pod.cache = cache
     both = [wait(each) for each in [pod.start(line, options=options) for pod in pods[:2]]]
     assert [each["exit"] for each in both] == [0, 0], both
     assert sorted("they were there" in each["message"] for each in both) == [False, True]
     for pod in pods[:2]:
         assert pod.run("import tiny, kdist_trainer; print(tiny.answer)") == "42\n"
-    (tree,) = [each for each in pods[0].cache.iterdir() if (each / "site").is_dir()]
+    (tree,) = [each for each in cache.iterdir() if (each / "site").is_dir()]
     (tree / "site" / "tiny.py").write_text("")
     again = pods[2].install(line, options=options)
     assert "they were there" not in again["message"]
@@ -182,7 +183,7 @@ def test_pods_that_share_a_cache_install_once_and_never_take_a_damaged_tree(tmp_
     assert "they were there" in pods[2].install(line, options=options)["message"]
     other = make_wheel(tmp_path / "wheels", "tiny", version="2.0")
     assert "they were there" not in pods[2].install(other, options=options)["message"]
-    assert not list(pods[0].cache.glob(".unfinished-*"))
+    assert not list(cache.glob(".unfinished-*"))
 
 
 def make_folder(path: Path) -> Path:

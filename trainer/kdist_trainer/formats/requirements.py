@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
 
@@ -51,6 +51,7 @@ def find_lacks(
         needed: requirements such as `torch>=2.13`, by the module that each is imported as.
         variables: the environment of the process that asks; None for that of the caller.
     """
+    oldest = ".".join(map(str, OLDEST_PYTHON))
     asked = [f"{name}={each.partition('>=')[0]}" for name, each in needed.items()]
     try:
         done = subprocess.run(
@@ -63,35 +64,26 @@ def find_lacks(
         )
         found = parse_object(done.stdout)
     except (OSError, subprocess.TimeoutExpired, MalformedTextError):
-        return f"is no Python {_dotted(OLDEST_PYTHON)} or newer"
+        return f"is no Python {oldest} or newer"
     if tuple(found["python"]) < OLDEST_PYTHON:
-        return f"is Python {_dotted(found['python'])}, and {_dotted(OLDEST_PYTHON)} is needed"
+        return f"is Python {'.'.join(map(str, found['python']))}, and {oldest} is needed"
     versions = dict(zip(needed, found["found"], strict=True))
     absent = [name for name, version in versions.items() if version is None]
-    lacks = f"lacks {', '.join(absent)}" if absent else ""
-    return " and ".join(filter(None, [lacks, *_list_older(needed, versions)]))
-
-
-def _list_older(needed: Mapping[str, str], versions: Mapping[str, str | None]) -> Iterator[str]:
-    for name, version in versions.items():
-        if version and is_older(version, needed[name]):
-            yield f"has {name} {version}, where {needed[name]} is needed"
+    older = [
+        f"has {name} {version}, where {needed[name]} is needed"
+        for name, version in versions.items()
+        if version is not None and is_older(version, needed[name])
+    ]
+    return " and ".join([f"lacks {', '.join(absent)}", *older] if absent else older)
 
 
 def is_older(version: str, requirement: str) -> bool:
-    """Whether a version is below the one that `NAME>=VERSION` asks for; what cannot be read is not.
-    Builds between releases, such as 2.13.0a0, count as the release.
+    """Whether a version is below the one that `NAME>=VERSION` asks for; one that cannot be read is
+    not, and builds between releases, such as 2.13.0a0, count as the release.
     """
     return [] < _read(version) < _read(requirement.partition(">=")[2])
 
 
 def _read(version: str) -> list[int]:
     found = re.match(r"[0-9]+(\.[0-9]+)*", version)
-    parts = [int(each) for each in found[0].split(".")] if found else []
-    while parts and parts[-1] == 0:  # 2.13.0 is 2.13
-        parts.pop()
-    return parts
-
-
-def _dotted(version: Any) -> str:
-    return ".".join(map(str, version))
+    return [int(each) for each in found[0].split(".")] if found else []

@@ -9,9 +9,8 @@ the same.
 pip runs in an environment whose packages go to that folder, and which sees those of the image: what
 is there, such as torch, is not installed again.
 
-What is installed is a tree of its own, in a folder that is named by a digest of all that decides
-what is in it, in the pod or in a cache that pods share. It gets that name, and the note of its
-files, when it is whole; `site` is a link to it.
+Each installation is a folder whose name, a digest of all that decides what is in it, it gets when
+it is whole; it is in the pod or in a cache that pods share, and `site` is a link to it.
 """
 
 import json
@@ -20,14 +19,10 @@ from pathlib import Path
 
 FOUND = sys.version_info[:2]
 if FOUND < (3, 11):  # in which the rest cannot even be imported
-    RECORD = {
-        "code": 64,
-        "cause": "config",
-        "outcome": "failed",
-        "message": f"spec.install: the image is Python {FOUND[0]}.{FOUND[1]}, and 3.11 is needed",
-    }
+    MESSAGE = f"spec.install: the image is Python {FOUND[0]}.{FOUND[1]}, and 3.11 is needed"
+    RECORD = {"code": 64, "cause": "config", "outcome": "failed", "message": MESSAGE}
     for argument in sys.argv:
         if argument.startswith("--termination-message="):
             Path(argument.partition("=")[2]).write_text(json.dumps(RECORD, allow_nan=False))
-    sys.stderr.write(f"{RECORD['message']}\n")
+    sys.stderr.write(f"{MESSAGE}\n")
     sys.exit(64)

@@ -61,7 +61,8 @@ class Installation:
         self._archive, self._requirements = given.archive, given.requirements
         self._options, self._root = options, given.cache or given.folder
         self._wheels, self._needed = given.wheels, given.needed
-        self._record = given.termination_message
+        told = given.termination_message
+        self._record = [f"--termination-message={told}"] if told else []
         # nobody else installs into the folder of a pod
         self._others_seconds = _ABANDONED_SECONDS if given.cache else 0.0
         self._pip_cache = f"--cache-dir={given.cache}/pip" if given.cache else "--no-cache-dir"
@@ -84,7 +85,10 @@ class Installation:
         with _one_at_a_time(self.tree.with_suffix(".lock")):
             if _is_whole(self.tree):
                 return True
-            self._sweep()
+            for each in self._root.glob(f"{_UNFINISHED}*"):  # of installations that were killed
+                with suppress(OSError):
+                    if time.time() - each.stat().st_mtime >= self._others_seconds:
+                        shutil.rmtree(each)
             built = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._root))
             try:
                 if self.tree.exists():
@@ -98,25 +102,16 @@ class Installation:
                 raise OSError(f"{self.tree} has changed while it was installed")
             return False
 
-    def _sweep(self) -> None:
-        """Remove what installations left that were killed; those of others may still run."""
-        for each in self._root.glob(f"{_UNFINISHED}*"):
-            with suppress(OSError):
-                if time.time() - each.stat().st_mtime >= self._others_seconds:
-                    shutil.rmtree(each)
-
     def _build(self, built: Path) -> None:
         packages = built / "site"
         packages.mkdir()
+        variables = {**os.environ, "PYTHONPATH": str(packages)}
         python = make_environment(built / "environment", packages)
         with zipfile.ZipFile(self._archive) as opened:
             opened.extractall(packages)
         # at the same time as pip, which waits for the network
         with subprocess.Popen(
-            [
-                *(sys.executable, "-m", "compileall", "-q", "-j", "2"),
-                str(packages / "kdist_trainer"),
-            ],
+            [sys.executable, "-m", "compileall", "-q", "-j2", str(packages / "kdist_trainer")],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         ):
@@ -124,26 +119,20 @@ class Installation:
             with tempfile.TemporaryDirectory() as wheels:
                 if self._wheels:  # by a client that is among what the trainer needs
                     _run_pip(python, [*options, *self._needed])
-                    self._fetch_wheels(Path(wheels), packages)
+                    fetch = [*(sys.executable, "-m", "kdist_trainer.fetch"), *self._wheels]
+                    if code := subprocess.run(
+                        [*fetch, f"--folder={wheels}", *self._record], env=variables, check=False
+                    ).returncode:
+                        sys.exit(code)  # it has written the record itself
                     options += [f"--find-links={wheels}/files"]
                 _run_pip(python, [*options, f"--requirement={self._requirements}"])
-        if lacks := find_lacks(
-            sys.executable, OF_IMAGE, {**os.environ, "PYTHONPATH": str(packages)}
-        ):
+        if lacks := find_lacks(sys.executable, OF_IMAGE, variables):
             raise InstallError(CONFIG, f"the image {lacks}: name an image that fits")
         for each in built.iterdir():
             if each != packages:
                 shutil.rmtree(each)
         built.chmod(0o755)
         (built / _NOTE).write_text(_list_files(packages))
-
-    def _fetch_wheels(self, folder: Path, packages: Path) -> None:
-        """Fetch them. Exits as the fetch does if it fails: it has written the record itself."""
-        program = [sys.executable, "-m", "kdist_trainer.fetch", *self._wheels, f"--folder={folder}"]
-        program += [f"--termination-message={self._record}"] if self._record else []
-        variables = {**os.environ, "PYTHONPATH": str(packages)}
-        if code := subprocess.run(program, env=variables, check=False).returncode:
-            sys.exit(code)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -57,10 +57,9 @@ def install_command() -> str:
 
 def check_torch() -> None:
     """Raises `KdistError` if torch is not installed in kdist's environment, or too old."""
-    has = "none" if find_spec("torch") is None else ""
-    with suppress(PackageNotFoundError):
-        found = "" if has else version("torch")
-        has = f"torch {found}" if is_older(found, OF_IMAGE["torch"]) else has
+    has = "none"
+    if find_spec("torch") is not None:
+        has = f"torch {found}" if is_older(found := version("torch"), OF_IMAGE["torch"]) else ""
     if has:
         raise KdistError(
             f"kdist run needs {OF_IMAGE['torch']} in the environment of kdist: {sys.prefix} has "

@@ -129,13 +129,19 @@ def skip_without(abilities: Abilities, *needs: str) -> None:
             pytest.skip(why)
 
 
-def _probe(image: str, storage_class: str) -> dict[str, Any]:
-    claim: dict[str, Any] = {
+def describe_claim(name: str, storage_class: str) -> dict[str, Any]:
+    """A claim that pods of all nodes write to."""
+    spec: dict[str, Any] = {
         "accessModes": ["ReadWriteMany"],
         "resources": {"requests": {"storage": "1Gi"}},
     }
     if storage_class:
-        claim["storageClassName"] = storage_class
+        spec["storageClassName"] = storage_class
+    kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}}
+    return {**kind, "spec": spec}
+
+
+def _probe(image: str, storage_class: str) -> dict[str, Any]:
     container = {
         "name": "probe",
         "image": image,
@@ -154,12 +160,7 @@ def _probe(image: str, storage_class: str) -> dict[str, Any]:
         "volumes": [{"name": "probe", "persistentVolumeClaim": {"claimName": "probe"}}],
     }
     items = [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "probe"},
-            "spec": claim,
-        },
+        describe_claim("probe", storage_class),
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec},
     ]
     return {"apiVersion": "v1", "kind": "List", "items": items}

@@ -1,5 +1,6 @@
 """A job in an image that has Python and torch and nothing of kdist: its pods install the trainer
-and its packages from an index in reach of the cluster, as restricted pods with a read-only root.
+and its packages from an index in reach of the cluster, as restricted pods with a read-only root, or
+take what others have installed from a claim.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 from kdist.render import list_packages
+from tests.cluster.abilities import Abilities, describe_claim
 from tests.cluster.namespace import CLUSTER, Namespace
 from tests.manifests.jobs import make
 
@@ -94,3 +96,35 @@ def test_a_job_trains_in_an_image_without_kdist_and_its_checkpoints_are_read_aft
     assert any(line.startswith("einops==") for line in job["spec"]["install"]["lock"])
     namespace.kubectl("delete", "pods", "--all")
     assert "step-00000040" in namespace.kdist("checkpoints", "verify", "digits")
+
+
+@pytest.mark.sampled
+def test_pods_of_a_cache_install_once_and_later_jobs_start_with_what_is_there(
+    namespace: Namespace,
+    calm: Callable[..., dict[str, Any]],
+    abilities: Abilities,
+    stock: str,
+    index: str,
+) -> None:
+    install = {"packages": ["einops"], "index": index, "cache": {"claim": "installed"}}
+    train = {"workload": "calm:Calm", "steps": 20}
+    jobs = [
+        {
+            **calm(backend="job", image=stock, install=install, train=train),
+            "metadata": {"name": name},
+        }
+        for name in ("first", "second")
+    ]
+    namespace.send("apply", stdin=json.dumps(describe_claim("installed", abilities.storage_class)))
+    told = []
+    for job in jobs:
+        name = job["metadata"]["name"]
+        namespace.apply(job)
+        namespace.kdist("wait", name, timeout=600)
+        logs = [
+            namespace.kubectl("logs", each["metadata"]["name"], "-c", "fetch-packages")
+            for each in namespace.pods(name)
+        ]
+        assert all('"packages-installed"' in each for each in logs)
+        told.append(sorted(": they were there" in each for each in logs))
+    assert told == [[False, True], [True, True]]

@@ -468,18 +468,11 @@ class PackageCache(CheckedModel):
     """Where pods find what others have installed: a claim, or a folder of each node."""
 
     claim: ObjectName | None = Field(
-        None,
-        description=(
-            "PersistentVolumeClaim that pods write to; ReadWriteMany, unless all of them are on "
-            "one node."
-        ),
+        None, description="PersistentVolumeClaim that all pods can mount and user 65532 can write."
     )
     host_path: MountPath | None = Field(
         None,
-        description=(
-            "Existing folder of each node that user 65532 may write to; Pod Security `baseline` "
-            "forbids it."
-        ),
+        description="Existing folder of each node; Pod Security `baseline` forbids it.",
     )
 
     def _violations(self) -> Iterator[Violation]:
@@ -516,10 +509,7 @@ class Install(CheckedModel):
     )
     cache: PackageCache | None = Field(
         None,
-        description=(
-            "Where what is installed is kept, so that each set of packages is installed once; "
-            "each pod installs for itself unless given."
-        ),
+        description="Where pods keep what they install, so that others need not install it.",
     )
     lock: list[LockedPackage] = Field(
         [],

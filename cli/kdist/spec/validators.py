@@ -257,8 +257,7 @@ def _describe_node_folder(spec: Spec) -> Iterator[str]:
     if cache is not None and cache.host_path is not None:
         yield (
             "spec.install.cache.hostPath: namespaces that enforce Pod Security `baseline` or "
-            "`restricted` reject the pods, and every pod of a node that may mount this folder can "
-            "run code in the job: use a claim where you can"
+            "`restricted` reject the pods: use a claim there"
         )
 
 

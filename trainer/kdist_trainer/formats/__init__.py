@@ -10,10 +10,9 @@ What only processes of one image read has no number: the exchange, the values of
 whose keys name the version of the job's pods, and notes in an agent's own folder. The counters in
 `ledger/sums` and `fetch.json` are made again unless they are of the reader's own layout.
 
-Next to it are the readers and writers that several packages need: `json_text` writes JSON and
-`untrusted_text` reads it, `step_lines` reads the ledger's lines of steps, `allow_list` reads
-pickles, `digest` detects damage, `machine_faults` counts the faults of machines in a ledger,
-`requirements` has the versions of packages that a training needs.
+Next to it are what several packages need: `json_text` writes JSON and `untrusted_text` reads it,
+`step_lines` reads the ledger's lines of steps, `allow_list` pickles, `digest` detects damage,
+`machine_faults` counts those of a ledger, `requirements` has the packages that a training needs.
 """
 
 from __future__ import annotations

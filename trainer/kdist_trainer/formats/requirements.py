@@ -44,12 +44,8 @@ print(json.dumps({"python": sys.version_info[:2], "found": found}))
 def find_lacks(
     python: str, needed: Mapping[str, str], variables: Mapping[str, str] | None = None
 ) -> str:
-    """What a Python lacks, as the end of a sentence; empty if nothing.
-
-    Args:
-        python: its path.
-        needed: requirements such as `torch>=2.13`, by the module that each is imported as.
-        variables: the environment of the process that asks; None for that of the caller.
+    """What a Python lacks of requirements such as `torch>=2.13`, by the module that each is
+    imported as, in the caller's environment or this one: the end of a sentence; empty if nothing.
     """
     oldest = ".".join(map(str, OLDEST_PYTHON))
     asked = [f"{name}={each.partition('>=')[0]}" for name, each in needed.items()]

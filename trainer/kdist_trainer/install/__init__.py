@@ -24,5 +24,4 @@ if FOUND < (3, 11):  # in which the rest cannot even be imported
     for argument in sys.argv:
         if argument.startswith("--termination-message="):
             Path(argument.partition("=")[2]).write_text(json.dumps(RECORD, allow_nan=False))
-    sys.stderr.write(f"{MESSAGE}\n")
     sys.exit(64)

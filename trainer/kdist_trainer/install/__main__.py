@@ -58,24 +58,20 @@ class Installation:
     """What is to be installed, and the folder, `tree`, that gets it."""
 
     def __init__(self, given: argparse.Namespace, options: Sequence[str]) -> None:
-        self._archive, self._requirements = given.archive, given.requirements
-        self._options, self._root = options, given.cache or given.folder
-        self._wheels, self._needed = given.wheels, given.needed
-        told = given.termination_message
-        self._record = [f"--termination-message={told}"] if told else []
+        self._given, self._options = given, options
+        self._root: Path = given.cache or given.folder
         # nobody else installs into the folder of a pod
         self._others_seconds = _ABANDONED_SECONDS if given.cache else 0.0
         self._pip_cache = f"--cache-dir={given.cache}/pip" if given.cache else "--no-cache-dir"
-        self.tree: Path = self._root / self._digest()
+        self.tree = self._root / self._digest()
 
     def _digest(self) -> str:
         """Of what is asked for, and of the image: its Python, and what need not be installed."""
         libraries = sorted(f"{each.name} {each.version}" for each in metadata.distributions())
         system = (sys.version, sys.prefix, sysconfig.get_platform(), *platform.libc_ver())
-        whole = sha256(self._archive.read_bytes())
-        whole.update(self._requirements.read_bytes())
-        whole.update("\0".join([*self._options, *self._wheels, *system, *libraries]).encode())
-        return whole.hexdigest()[:32]
+        asked = [*self._options, *self._given.wheels, *system, *libraries]
+        files = self._given.archive.read_bytes() + self._given.requirements.read_bytes()
+        return sha256("\0".join(asked).encode() + files).hexdigest()[:32]
 
     def run(self) -> bool:
         """Install, unless a whole tree is there; whether one was. Raises `InstallError` or
@@ -107,7 +103,7 @@ class Installation:
         packages.mkdir()
         variables = {**os.environ, "PYTHONPATH": str(packages)}
         python = make_environment(built / "environment", packages)
-        with zipfile.ZipFile(self._archive) as opened:
+        with zipfile.ZipFile(self._given.archive) as opened:
             opened.extractall(packages)
         # at the same time as pip, which waits for the network
         with subprocess.Popen(
@@ -117,15 +113,17 @@ class Installation:
         ):
             options = [self._pip_cache, *self._options]
             with tempfile.TemporaryDirectory() as wheels:
-                if self._wheels:  # by a client that is among what the trainer needs
-                    _run_pip(python, [*options, *self._needed])
-                    fetch = [*(sys.executable, "-m", "kdist_trainer.fetch"), *self._wheels]
+                if self._given.wheels:  # by a client that is among what the trainer needs
+                    _run_pip(python, [*options, *self._given.needed])
+                    fetch = [*(sys.executable, "-m", "kdist_trainer.fetch"), *self._given.wheels]
+                    if told := self._given.termination_message:
+                        fetch += [f"--termination-message={told}"]
                     if code := subprocess.run(
-                        [*fetch, f"--folder={wheels}", *self._record], env=variables, check=False
+                        [*fetch, f"--folder={wheels}"], env=variables, check=False
                     ).returncode:
                         sys.exit(code)  # it has written the record itself
                     options += [f"--find-links={wheels}/files"]
-                _run_pip(python, [*options, f"--requirement={self._requirements}"])
+                _run_pip(python, [*options, f"--requirement={self._given.requirements}"])
         if lacks := find_lacks(sys.executable, OF_IMAGE, variables):
             raise InstallError(CONFIG, f"the image {lacks}: name an image that fits")
         for each in built.iterdir():

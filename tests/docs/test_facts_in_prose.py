@@ -28,7 +28,7 @@ from kdist.render.packages import _SAFETENSORS
 from kdist.spec import TrainingJob
 from kdist_trainer.agent.restart_policy import _backoff_seconds
 from kdist_trainer.config import Exit
-from kdist_trainer.formats import REQUIREMENTS
+from kdist_trainer.formats.requirements import REQUIREMENTS
 from tests.docs.blocks import DOCS
 from tests.house.tree import ROOT, files
 
@@ -318,7 +318,7 @@ FACTS: Final[tuple[tuple[str, ...], ...]] = (
     (
         "how-to/kubernetes.md",
         "the image needs Python {:version}, torch",
-        "kdist_trainer.install.__main__:OLDEST",
+        "kdist_trainer.formats.requirements:OLDEST_PYTHON",
     ),
     (
         "how-to/kubernetes.md",
@@ -548,24 +548,28 @@ FACTS: Final[tuple[tuple[str, ...], ...]] = (
         "kdist_trainer.testing:check_workload.__kwdefaults__.steps",
     ),
     # what is needed
-    ("../README.md", "Python {:version} or newer", "kdist.doctor.local_checks:OLDEST_PYTHON"),
+    (
+        "../README.md",
+        "Python {:version} or newer",
+        "kdist_trainer.formats.requirements:OLDEST_PYTHON",
+    ),
     (
         "how-to/install.md",
         "You need Python {:version} or newer",
-        "kdist.doctor.local_checks:OLDEST_PYTHON",
+        "kdist_trainer.formats.requirements:OLDEST_PYTHON",
     ),
     (
         "how-to/upgrading.md",
-        "needs torch {:version} or newer, the command line Python {:version} or newer, and the "
+        "needs torch {:needed} or newer, the command line Python {:version} or newer, and the "
         "chart Kubernetes {:version} or newer",
-        "kdist.doctor.local_checks:OLDEST_TORCH",
-        "kdist.doctor.local_checks:OLDEST_PYTHON",
+        "kdist_trainer.formats.requirements:OF_IMAGE.torch",
+        "kdist_trainer.formats.requirements:OLDEST_PYTHON",
         "kdist.doctor.cluster_checks:OLDEST",
     ),
     (
         "explanation/security.md",
-        "torch is at least {:version},",
-        "kdist.doctor.local_checks:OLDEST_TORCH",
+        "torch is at least {:needed},",
+        "kdist_trainer.formats.requirements:OF_IMAGE.torch",
     ),
     (
         "../charts/kdist/README.md",
@@ -617,6 +621,7 @@ class Shown:
             "size": lambda: f"{number / size:.12g} {'GiB' if size > 1 << 20 else 'MiB'}",
             "quantity": lambda: re.sub(r"(\d+)(\w+)", r"\1 \2B", number),
             "version": lambda: ".".join(map(str, number)),
+            "needed": lambda: value.partition(">=")[2],
             "or": lambda: " or ".join(map(str, number)),
             "len": lambda: in_words(len(number)),
             "twice": lambda: f"{2 * number}, {4 * number}",
@@ -697,7 +702,7 @@ LISTS: Final = (
     (
         "how-to/kubernetes.md",
         "it needs " + list_words(sorted(f"`{re.split('[>=]', each)[0]}`" for each in NEEDED)),
-        "kdist_trainer.formats:REQUIREMENTS",
+        "kdist_trainer.formats.requirements:REQUIREMENTS",
     ),
 )
 

@@ -154,7 +154,7 @@ def _check_resources(container: Document, spec: Document, place: Path) -> Iterat
             found = " and ".join(f"{kind} {given[kind][name]}" for kind in _KINDS)
             fix = f"; spec.resources.{name} sets both" if name in ("cpu", "memory") else ""
             yield paths, f"must not request more than the limit, found {found}{fix}"
-    known = {each.get("name") for each in documents.items(spec, "resourceClaims")}
+    known = [each.get("name") for each in documents.items(spec, "resourceClaims")]
     for claim in documents.items(container, "resources", "claims"):
         if claim.get("name") not in known:
             message = f"there is no claim {claim.get('name')} in podTemplate.spec.resourceClaims"
@@ -169,7 +169,7 @@ def _check_parts(container: Document, spec: Document, place: Path) -> Iterator[R
     for variable in documents.items(container, "env"):
         found = [key for key in variable if key != "name" and variable[key]]
         yield from _check_one_of(found, (*place, "env", str(variable.get("name"))), "a variable")
-    volumes = {each.get("name") for each in documents.items(spec, "volumes")}
+    volumes = [each.get("name") for each in documents.items(spec, "volumes")]
     for mount in documents.items(container, "volumeMounts"):
         if mount.get("name") not in volumes:
             path = (*place, "volumeMounts", str(mount.get("mountPath")), "name")

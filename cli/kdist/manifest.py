@@ -140,6 +140,12 @@ class Manifest:
         return str(self.document["metadata"]["name"])
 
     @property
+    def stays(self) -> bool:
+        """Whether it outlives its job: a claim with checkpoints that need not go with it."""
+        annotations = self.document["metadata"].get("annotations") or {}
+        return self.kind == CLAIM and annotations.get(RECLAIM_POLICY) != "Delete"
+
+    @property
     def namespace(self) -> str | None:
         namespace = self.document["metadata"].get("namespace")
         return None if namespace is None else str(namespace)

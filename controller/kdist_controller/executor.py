@@ -19,7 +19,7 @@ from kdist.diagnose import KEY_MISSING
 from kdist.errors import NotFoundError
 from kdist.job.cluster import suspend
 from kdist.job.cluster.applied import AppliedJob
-from kdist.manifest import NODES_ANNOTATION, RECLAIM_POLICY, Manifest, ObjectKey
+from kdist.manifest import NODES_ANNOTATION, Manifest, ObjectKey
 from kdist.spec import API_VERSION, KIND
 from kdist.status import ASKED, OUTCOME, documents
 from kdist_controller import status
@@ -209,8 +209,7 @@ class Executor:
 
     def _apply(self, manifest: Manifest) -> Document:
         metadata = dict(manifest.document["metadata"])
-        kept = manifest.kind == "PersistentVolumeClaim"
-        if not kept or (metadata.get("annotations") or {}).get(RECLAIM_POLICY) == "Delete":
+        if not manifest.stays:
             metadata["ownerReferences"] = [self._resource.owner_reference]
         owned = replace(manifest, document={**manifest.document, "metadata": metadata})
         key = ObjectKey(manifest.api_version, manifest.kind, manifest.name)

@@ -29,6 +29,7 @@ from kdist.spec import TrainingJob
 from kdist_trainer.agent.restart_policy import _backoff_seconds
 from kdist_trainer.config import Exit
 from kdist_trainer.formats.requirements import REQUIREMENTS
+from kdist_trainer.processes.signals import kill_deadline
 from tests.docs.blocks import DOCS
 from tests.house.tree import ROOT, files
 
@@ -175,7 +176,7 @@ FACTS: Final[tuple[tuple[str, ...], ...]] = (
         "at most {:time}, or {} times the cost if that is more; never more than {:time}.",
         f"{SAVES}interval:_MOST_SECONDS",
         f"{SAVES}interval:_MOST_COSTS",
-        f"{SAVES}interval:_LONGEST",
+        f"{SAVES}interval:LONGEST_INTERVAL",
     ),
     (
         "how-to/data-and-checkpoints.md",
@@ -214,7 +215,7 @@ FACTS: Final[tuple[tuple[str, ...], ...]] = (
         "and is between {} s ({} s after the first of them) and {:time}.",
         f"{SAVES}interval:_LEAST_SECONDS",
         f"{SAVES}interval:_LEAST_AFTER_LOSS",
-        f"{SAVES}interval:_LONGEST",
+        f"{SAVES}interval:LONGEST_INTERVAL",
     ),
     (
         "how-to/data-and-checkpoints.md",
@@ -323,7 +324,7 @@ FACTS: Final[tuple[tuple[str, ...], ...]] = (
     (
         "how-to/kubernetes.md",
         "for all packages on a node, {} unless given",
-        "kdist.render.packages:_DEFAULT_SIZE",
+        "kdist.spec.models:PACKAGES_SIZE",
     ),
     ("how-to/kubernetes.md", "one of the {:len} kinds", "kdist.backends:NAMES"),
     ("how-to/kubernetes.md", "Job | Kubernetes {:version} |", "kdist.doctor.cluster_checks:OLDEST"),
@@ -375,6 +376,12 @@ FACTS: Final[tuple[tuple[str, ...], ...]] = (
         "reference/script-api.md",
         "at a call more than {:time} later",
         "kdist_trainer.formats:SAME_REQUEST_SECONDS",
+    ),
+    (
+        "how-to/scripts.md",
+        "less {:share} of it (at most {} s) that the agent needs",
+        "kdist_trainer.processes.signals:_EXIT_SHARE",
+        "kdist_trainer.processes.signals:_MOST_EXIT",
     ),
     (
         "how-to/scripts.md",
@@ -626,7 +633,7 @@ class Shown:
             "len": lambda: in_words(len(number)),
             "twice": lambda: f"{2 * number}, {4 * number}",
             "double": lambda: 2 * number,
-            "share": lambda: {0.25: "a quarter", 0.5: "half"}.get(value - 1, value),
+            "share": lambda: {0.1: "a tenth", 1.25: "a quarter", 1.5: "half"}.get(value, value),
             "memory": lambda: in_words(round(1 / (1 - value))),
             "rate": lambda: in_words(1 / value),
             "digest": lambda: "{} of {} bits".format(*number.upper().split("_")),
@@ -778,6 +785,12 @@ def test_the_page_about_scripts_says_how_the_waits_between_restarts_grow() -> No
     assert f"further ones come after {waits} s and so on" in read("how-to/scripts.md")
 
 
+def test_the_page_about_scripts_says_how_long_a_script_has_after_a_spot_notice() -> None:
+    page = read("how-to/scripts.md")
+    (given,) = re.findall(r"with `terminationGracePeriodSeconds: (\d+)` and", page)
+    assert f"a script has {kill_deadline(0.0, float(given)):g} s of them" in page
+
+
 def test_the_tiers_of_ci_are_those_that_contributing_names() -> None:
     called = {*re.findall(r"\bmake (\w+) AGAIN", (ROOT / ".ci/run").read_text())}
     page = (ROOT / "CONTRIBUTING.md").read_text().partition("`make compat`")[0]
@@ -789,6 +802,8 @@ def test_the_options_of_torchrun_in_the_table_are_those_that_convert_reads() -> 
     table = page.partition("| torchrun | kdist |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.count("|") > 1]
     named = {name for row in rows for name in re.findall(r"`--([a-z-]{3,})", row)}
+    words = ", ".join(f"`{each}`" for each in launch._RANK_PER_GPU)
+    assert f"| `--nproc-per-node 8`, {words} |" in table
     read_here = {*launch._NUMBERS, *launch._SIZES}
     assert named >= {"nnodes", "nproc-per-node", "max-restarts"}
     assert {each for each in named - read_here if not launch._NEEDLESS.fullmatch(each)} == set()

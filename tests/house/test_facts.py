@@ -182,8 +182,10 @@ def test_pages_say_how_long_a_token_lasts_and_when_a_silent_container_is_restart
     found = re.search(r"livenessProbe:.*?periodSeconds: (\d+).*?Threshold: (\d+)", chart, re.DOTALL)
     assert found is not None
     seconds = (probe["periodSeconds"] * probe["failureThreshold"], int(found[1]) * int(found[2]))
-    assert seconds == (60, 120), "security.md says: a minute, two"
+    assert seconds == (60, 120), "security.md says: a minute, two; drill.md: a minute"
     assert "after a minute (agents) or two (controller) without an answer" in security
+    drill = (ROOT / "docs/how-to/drill.md").read_text()
+    assert "the kubelet restarts a container that is silent for about a minute" in drill
 
 
 def test_the_goals_of_a_wait_in_python_are_those_of_the_command() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from kdist.manifest import Manifest, sort
 from kdist.render.templates import as_json, render_template
 from kdist.spec import TrainConfig, TrainingJob
 from kdist_trainer.config import Training
+from tests.house.tree import ROOT
 
 
 def make_job(metadata: dict[str, Any] | None = None, **train: Any) -> TrainingJob:
@@ -123,6 +125,13 @@ def test_whatever_json_can_say_comes_back_from_yaml_unchanged(value: Any) -> Non
 def test_a_number_that_json_does_not_know_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="JSON"):
         as_json(value)
+
+
+def test_no_template_holds_a_default() -> None:
+    default = re.compile(r"""\bor\s+["'\d]|\|\s*d(?:efault)?\b""")
+    templates = sorted((ROOT / "manifests").glob("*.j2"))
+    assert len(templates) > 5
+    assert [each.name for each in templates if default.search(each.read_text())] == []
 
 
 def test_a_name_that_a_template_was_not_given_is_an_error() -> None:

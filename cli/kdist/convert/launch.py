@@ -51,6 +51,7 @@ _NEEDLESS: Final = re.compile(
     "tee|same-network|multi-gpu|standalone|start-method|use-env|quiet|monitor-interval"
 )
 _SHORT: Final = {"m": "module", "r": "redirects", "t": "tee", "use-cpu": "cpu"}
+_RANK_PER_GPU: Final = ("gpu", "auto")
 _NUMBERS: Final = {"max-restarts": "maxRestarts", "num-cpu-threads-per-process": "threadsPerRank"}
 _VARIABLES: Final = {"cpu": "ACCELERATE_USE_CPU", "mixed-precision": "ACCELERATE_MIXED_PRECISION"}
 _SIZES: Final = ("nnodes", "num-machines", "nproc-per-node", "num-processes")
@@ -185,7 +186,9 @@ class LaunchReader:
             _leave(size.words, f"the workload has {self.nodes or 1} nodes", needless=same)
         per_node, total = options.get("nproc-per-node"), options.get("num-processes")
         each, rest = divmod(int(total.value), self.nodes or most) if _is_number(total) else (0, 1)
-        if per_node is not None and re.fullmatch("auto|gpu|[1-9][0-9]*", per_node.value):
+        if per_node is not None and (
+            per_node.value in _RANK_PER_GPU or re.fullmatch("[1-9][0-9]*", per_node.value)
+        ):
             value = int(per_node.value) if per_node.value.isdigit() else "auto"
             self.draft.set("procsPerNode", value, *per_node.words)
         elif total is not None and each and not rest:

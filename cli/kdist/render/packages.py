@@ -21,7 +21,7 @@ from kdist.errors import KdistError
 from kdist.manifest import CONFIG_MAP_BYTES
 from kdist.render.context import literal
 from kdist.render.storage import fit, list_credentials
-from kdist.spec import TrainingJob, list_sources
+from kdist.spec import PACKAGES_SIZE, TrainingJob, list_sources
 from kdist_trainer.formats.requirements import REQUIREMENTS
 
 ARCHIVE: Final = "trainer.zip"
@@ -32,7 +32,6 @@ _WHEELS: Final = "/wheels"
 _BUCKETS: Final = "obstore>=0.12"
 _HUB: Final = "huggingface-hub>=1.0"
 _SAFETENSORS: Final = "safetensors>=0.5"
-_DEFAULT_SIZE: Final = "10Gi"
 _YEAR: Final = (1980, 1, 1, 0, 0, 0)  # the same bytes whenever it is made
 
 
@@ -95,7 +94,7 @@ def describe_install(job: TrainingJob) -> dict[str, Any] | None:
         "wheels": _WHEELS,
         "cache": CACHE_MOUNT,
         "variables": variables,
-        "size": fit(install.size or _DEFAULT_SIZE),
+        "size": fit(install.size or PACKAGES_SIZE),
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from kdist.render.overlay import OVERLAY, plain
 from kdist.render.templates import TracedValue, trace_value
 from kdist.spec import (
+    ACCESS_MODE,
     CHECKPOINTS_ENDPOINT,
     CHECKPOINTS_REGION,
     CREDENTIAL_VARIABLES,
@@ -63,7 +64,8 @@ def find_access(job: TrainingJob) -> dict[str, Any]:
     fetch from: `is_mounted` if they mount a volume for checkpoints, and what the NetworkPolicy has
     to allow: the `open_ports` that every job's pods may reach, the further `ports` of servers,
     `is_http` for one at which link-local addresses must stay closed, and `agent`, the address of an
-    agent that gives a pod the credentials of its service account.
+    agent that gives a pod the credentials of its service account. `access_mode` is that of a claim
+    that is made for the checkpoints.
     """
     ports: dict[int, str] = {}
     agent = None
@@ -72,8 +74,10 @@ def find_access(job: TrainingJob) -> dict[str, Any]:
             ports.setdefault(port_of(endpoint), field)
         elif needs_identity and agent is None:
             agent = TracedValue(_IDENTITY_AGENT, field)
+    mode = None if job.spec.checkpoints is None else job.spec.checkpoints.access_mode
     return {
         "is_mounted": is_mounted(job),
+        "access_mode": TracedValue(mode or ACCESS_MODE, "spec.checkpoints.accessMode"),
         "open_ports": _OPEN_PORTS,
         "ports": [
             {"port": TracedValue(port, field), "is_http": port == _HTTP_PORT}

@@ -13,6 +13,8 @@ here.
 from __future__ import annotations
 
 from kdist.spec.models import (
+    ACCESS_MODE,
+    PACKAGES_SIZE,
     Checkpoints,
     CodeFile,
     CodeSource,
@@ -46,6 +48,7 @@ from kdist_trainer.config import (
 from kdist_trainer.formats import RUN
 
 __all__ = [
+    "ACCESS_MODE",
     "API_VERSION",
     "CHECKPOINTS_ENDPOINT",
     "CHECKPOINTS_REGION",
@@ -53,6 +56,7 @@ __all__ = [
     "CREDENTIAL_VARIABLES",
     "INIT_MOUNT",
     "KIND",
+    "PACKAGES_SIZE",
     "RUN",
     "Checkpoints",
     "CodeFile",

@@ -315,6 +315,10 @@ class CodeSource(UrlSource):
         return given if self.path is None else self.path
 
 
+ACCESS_MODE: Final = "ReadWriteMany"
+PACKAGES_SIZE: Final = "10Gi"
+
+
 class Checkpoints(CheckedModel):
     """Where checkpoints are stored: an existing claim, a claim to create, a bucket, or a folder on
     this machine.
@@ -329,7 +333,7 @@ class Checkpoints(CheckedModel):
     )
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"] | None = Field(
         None,
-        description=("Access mode of the created claim; ReadWriteMany unless given."),
+        description=f"Access mode of the created claim; {ACCESS_MODE} unless given.",
     )
     reclaim_policy: Literal["Retain", "Delete"] | None = Field(
         None,
@@ -505,7 +509,8 @@ class Install(CheckedModel):
         ),
     )
     size: Bytes | None = Field(
-        None, description="Most bytes that all packages take on a node; 10Gi unless given."
+        None,
+        description=f"Most bytes that all packages take on a node; {PACKAGES_SIZE} unless given.",
     )
     cache: PackageCache | None = Field(
         None,

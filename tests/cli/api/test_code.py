@@ -15,6 +15,7 @@ import kdist
 from kdist.errors import UsageError
 from kdist.spec import CodeSource
 from tests.cli.api.conftest import Cells
+from tests.docs.blocks import DOCS
 
 
 def folder(job: kdist.JobDefinition) -> Path:
@@ -155,6 +156,14 @@ def test_what_cannot_go_along_is_refused_by_name(cell: Cells, source: str, messa
     with pytest.raises(UsageError) as caught:
         kdist.from_code(names["train"])
     assert message in str(caught.value)
+
+
+def test_the_page_about_python_shows_the_error_that_is_raised(cell: Cells) -> None:
+    names = cell("import torch\nbatch = torch.zeros(2)\ndef train():\n    return batch")
+    with pytest.raises(UsageError) as caught:
+        kdist.from_code(names["train"])
+    shown = f"kdist.errors.UsageError: {caught.value}\nHint: {caught.value.hint}\n"
+    assert shown in (DOCS / "how-to" / "python.md").read_text()
 
 
 def test_an_argument_that_is_no_constant_is_refused(cell: Cells) -> None:

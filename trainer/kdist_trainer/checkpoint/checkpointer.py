@@ -35,6 +35,7 @@ import kdist_trainer
 from kdist_trainer import log
 from kdist_trainer.checkpoint import storage
 from kdist_trainer.checkpoint.commit import CommitRequest, Save, SaveResult
+from kdist_trainer.checkpoint.interval import LONGEST_INTERVAL
 from kdist_trainer.checkpoint.lock import LockLostError
 from kdist_trainer.checkpoint.manifest import (
     FILES,
@@ -72,9 +73,9 @@ from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.object_store.store import ObjectPath
 from kdist_trainer.processes.threads import BackgroundTask, BoundedCalls
 
-LONGEST_SECONDS: Final = 3600.0
+LONGEST_SECONDS: Final = LONGEST_INTERVAL
 """How long the ranks hold a finished training for its last save. A run that saves by `auto` has at
-most an hour between two saves: to compute that again takes no longer than this wait.
+most this long between two saves: to compute that again takes no longer than this wait.
 """
 _FIRST_PAUSE: Final = 20.0
 _LONGEST_PAUSE: Final = 600.0

@@ -443,7 +443,7 @@ _LEAST_AFTER_LOSS: Final = 10.0
 """Storage is spared below a minute until the run has gone back to a checkpoint."""
 _MOST_SECONDS: Final = 600.0
 _MOST_COSTS: Final = 30.0
-_LONGEST: Final = 3600.0
+LONGEST_INTERVAL: Final = 3600.0
 _CHANGE: Final = 1.25
 """A smaller change is none: near the best interval, another one loses hardly more."""
 _REPORT_SECONDS: Final = 600.0
@@ -463,7 +463,7 @@ def choose_seconds(
     """
     least = max(_LEAST_AFTER_LOSS if went_back else _LEAST_SECONDS, 2 * duration)
     if cost is None:
-        return min(least, _LONGEST)
+        return min(least, LONGEST_INTERVAL)
     most = max(_MOST_SECONDS, _MOST_COSTS * cost)
     share = cost / (2 * between_losses)
     best = (
@@ -471,7 +471,7 @@ def choose_seconds(
         if share < 1
         else between_losses + cost
     )
-    return min(max(min(best, most), least), _LONGEST)
+    return min(max(min(best, most), least), LONGEST_INTERVAL)
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,8 @@ class UrlSource(CheckedModel):
     size: Bytes | None = Field(
         None,
         description=(
-            "Most bytes that are fetched from url, on each node, such as 200Gi; 10Gi unless given."
+            "Most bytes that are fetched from url, on each node, such as 200Gi; "
+            f"{DEFAULT_SIZE} unless given."
         ),
     )
     sha256: Annotated[str, Field(pattern=DIGEST, max_length=64)] | None = Field(

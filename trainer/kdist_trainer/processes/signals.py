@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Final
 
 from kdist_trainer.formats import SAME_REQUEST_SECONDS
 
@@ -75,11 +76,16 @@ class StopRequested(Exception):  # noqa: N818 - a request is not an error
     """The agent was asked to stop while it waited for other nodes."""
 
 
+_EXIT_SHARE: Final = 0.1
+_LEAST_EXIT: Final = 0.5
+_MOST_EXIT: Final = 5.0
+
+
 def kill_deadline(since: float, grace_seconds: float) -> float:
     """When a grace period that began at `since` ends for the agent's own waiting: the rest is
     reserved to kill the workers and to exit.
     """
-    return since + grace_seconds - min(5.0, max(0.5, grace_seconds / 10))
+    return since + grace_seconds - min(_MOST_EXIT, max(_LEAST_EXIT, grace_seconds * _EXIT_SHARE))
 
 
 class StopSignals:

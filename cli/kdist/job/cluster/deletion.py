@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kdist import backends, rbac, render
-from kdist.backends import CLAIM
 from kdist.cluster import (
     JobObjects,
     JobOwner,
@@ -25,7 +24,6 @@ from kdist.job.job import DeleteOptions, describe_kept
 from kdist.manifest import (
     JOB_LABEL,
     MANAGED_BY,
-    RECLAIM_POLICY,
     TRAINING_JOB,
     Manifest,
     job_selector,
@@ -72,9 +70,7 @@ class _Plan:
         resource = None if document is None else Manifest(document)
         if resource is not None:
             objects = [resource, *objects]
-        claims = [] if chosen.purge else [each for each in objects if each.kind == CLAIM]
-        reclaimed = "metadata", "annotations", RECLAIM_POLICY
-        kept = [each for each in claims if text(each.document, *reclaimed) != "Delete"]
+        kept = [] if chosen.purge else [each for each in objects if each.stays]
         pods = job.cluster.list_readable("v1", "Pod", selector=job_selector(job.name))
         strays = [pod for pod in pods if not items(pod, "metadata", "ownerReferences")]
         objects = [each for each in objects if each not in kept]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -98,17 +99,29 @@ OF_THE_CODE = {"KdistNodeAvoided"}
 """Whose numbers are the controller's: tests/docs/test_facts_in_prose.py compares them."""
 
 
+WINDOW: Final = re.compile(r"\[\d+[smhd]|\boffset \d+[smhd]")
+LAST: Final = re.compile(r"(?i)\b(?:in|within|last) (?:half an|\w+) (?:minute|hour|day)s?\b")
+
+
+def pair(alert: Mapping[str, Any], words: str) -> Iterator[tuple[set[float], str]]:
+    """Numbers and the words that repeat them: of the windows, and of the rest of the condition."""
+    condition = f"{alert['expr']} {alert.get('for', '')}"
+    for numbers, told in (
+        (" ".join(WINDOW.findall(condition)), " ".join(LAST.findall(words))),
+        (WINDOW.sub("", condition), LAST.sub("", words)),
+    ):
+        yield {float(each) for each in re.findall(r"\b\d+(?:\.\d+)?", numbers)}, told
+
+
 def test_numbers_in_the_words_of_an_alert_are_those_of_its_condition() -> None:
     seen = set()
     for name, alert in {**alerts(), **controller_alerts()}.items():
-        condition = f"{alert['expr']} {alert.get('for', '')}"
-        numbers = {float(each) for each in re.findall(r"\b\d+(?:\.\d+)?", condition)}
-        words = f"{alert['annotations']['description']} {alert['annotations']['summary']}"
-        words = re.sub(r"\{\{.*?\}\}", "", words)
-        told = {float(each) for each in re.findall(r"\d+(?:\.\d+)?", words)}
-        said = {each for each in NUMBERS if re.search(rf"\b{each}\b", words)}
-        assert told | {NUMBERS[each] for each in said} <= numbers, name
-        seen |= said
+        text = f"{alert['annotations']['description']} {alert['annotations']['summary']}"
+        for numbers, words in pair(alert, re.sub(r"\{\{.*?\}\}", "", text)):
+            told = {float(each) for each in re.findall(r"\d+(?:\.\d+)?", words)}
+            said = {each for each in NUMBERS if re.search(rf"\b{each}\b", words)}
+            assert told | {NUMBERS[each] for each in said} <= numbers, name
+            seen |= said
     assert seen == NUMBERS.keys()
 
 
@@ -116,17 +129,16 @@ def test_numbers_in_what_a_runbook_says_of_an_alert_are_those_of_its_condition()
     text = RUNBOOKS.read_text()
     seen = 0
     for name, alert in {**alerts(), **controller_alerts()}.items():
-        condition = f"{alert['expr']} {alert.get('for', '')}"
-        numbers = {float(each) for each in re.findall(r"\b\d+(?:\.\d+)?", condition)}
-        numbers |= {60 * each for each in numbers} | {each / 60 for each in numbers}
         meaning = text.partition(f"## {name}\n")[2].partition("**What it means.** ")[2]
-        words = re.sub(r"(?:exit code|port) \d+", "", meaning.partition("\n")[0])
-        for share in re.findall(r"(\d+) %", words):
-            assert int(share) / 100 in numbers, name
-        told = {float(each) for each in re.findall(r"\b\d+(?:\.\d+)?\b(?! %)", words)}
-        told |= {SPOKEN[each] for each in SPOKEN if re.search(rf"\b{each}\b", words)}
-        assert name in OF_THE_CODE or told <= numbers, (name, told - numbers)
-        seen += len(told)
+        meaning = re.sub(r"(?:exit code|port) \d+", "", meaning.partition("\n")[0])
+        for numbers, words in pair(alert, meaning):
+            numbers |= {60 * each for each in numbers} | {each / 60 for each in numbers}
+            for share in re.findall(r"(\d+) %", words):
+                assert int(share) / 100 in numbers, name
+            told = {float(each) for each in re.findall(r"\b\d+(?:\.\d+)?\b(?! %)", words)}
+            told |= {SPOKEN[each] for each in SPOKEN if re.search(rf"\b{each}\b", words)}
+            assert name in OF_THE_CODE or told <= numbers, (name, told - numbers)
+            seen += len(told)
     assert seen > 15
 
 

@@ -1,5 +1,6 @@
-"""A small real HTTP server in the place of an API server: it answers what a test says, and
-remembers what it was asked. `objects` has a cluster's objects for its answers.
+"""A bare HTTP server in the place of an API server, without a cluster behind it: it answers what a
+test says, and remembers what it was asked. The fake cluster, with objects that can be applied,
+changed and deleted, is `objects`.
 """
 
 from __future__ import annotations

@@ -136,6 +136,7 @@ BREAKS: dict[str, Callable[[Document], Any]] = {
 
 
 @pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.sampled
 def test_kube_linter_notices_what_breaks_a_job_of_any_kind(tmp_path: Path, backend: str) -> None:
     for check, change in BREAKS.items():
         documents = [each.document for each in place(load(FULL), backend)]

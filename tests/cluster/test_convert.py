@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.needs("whol
 MANIFESTS = Path(__file__).parents[1] / "cli/convert/manifests"
 
 
+@pytest.mark.sampled
 def test_the_objects_of_every_converted_job_pass_a_dry_run_of_the_server(
     namespace: Namespace,
 ) -> None:

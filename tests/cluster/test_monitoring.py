@@ -37,6 +37,7 @@ def targets_of(namespace: Namespace, *, with_node: bool = False) -> dict[str, di
     return {name: {**known, "node": node} if with_node else known for name, node in nodes.items()}
 
 
+@pytest.mark.sampled
 def test_every_panel_and_alert_answers_while_a_job_in_pods_is_killed_and_recovers(
     namespace: Namespace, calm: Callable[..., dict[str, Any]]
 ) -> None:

@@ -128,6 +128,7 @@ def skip_unless_policies_bite(namespace: Namespace) -> None:
         )
 
 
+@pytest.mark.sampled
 def test_the_truth_table_of_who_reaches_whom(namespace: Namespace) -> None:
     skip_unless_policies_bite(namespace)
     start(namespace, LABELS)

@@ -149,6 +149,7 @@ def test_the_account_of_the_pods_may_do_what_its_rendezvous_needs_and_nothing_el
     ("before", "after"),
     [(2, 3), ({"min": 1, "max": 3}, 1), ({"min": 1, "max": 3}, {"min": 2, "max": 4})],
 )
+@pytest.mark.sampled
 def test_a_workload_takes_another_number_of_nodes_while_it_is_there(
     namespace: Namespace, backend: str, before: Any, after: Any
 ) -> None:

@@ -62,6 +62,7 @@ def test_every_command_of_the_readme_succeeds(
 
 
 @pytest.mark.parametrize("page", SESSIONS)
+@pytest.mark.sampled
 def test_every_command_of_a_page_succeeds_in_its_turn(
     page: str,
     abilities: Abilities,

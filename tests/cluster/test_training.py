@@ -69,6 +69,7 @@ def test_the_example_reaches_97_percent_and_leaves_its_model_in_the_volume(
     )
 
 
+@pytest.mark.sampled
 def test_the_same_file_trains_here_with_the_same_settings(
     namespace: Namespace, tmp_path: Path
 ) -> None:

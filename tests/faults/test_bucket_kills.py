@@ -75,6 +75,7 @@ def train_on_a_disk(tmp_path_factory: pytest.TempPathFactory) -> str:
     "seed",
     [pytest.param(s, marks=[] if s == DRAWN else [pytest.mark.wide]) for s in range(SEEDS)],
 )
+@pytest.mark.sampled
 def test_a_run_with_kills_in_every_phase_ends_with_the_weights_of_one_on_a_disk(
     seed: int,
     bucket: Bucket,

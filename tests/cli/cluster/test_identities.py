@@ -189,6 +189,7 @@ def test_every_command_that_meets_a_cluster_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("role", [*ROLES, "nobody"])
+@pytest.mark.sampled
 def test_whoever_acts_as_another_may_do_what_kubectl_says_they_may(
     role: str, plane: ControlPlane, folder: Path
 ) -> None:

@@ -42,6 +42,7 @@ class Cluster(Lab):
         return time.monotonic()
 
 
+@pytest.mark.sampled
 def test_three_agents_meet_lose_one_go_on_smaller_and_take_it_back(
     tmp_path: Path, plane: ControlPlane
 ) -> None:
@@ -57,6 +58,7 @@ def test_three_agents_meet_lose_one_go_on_smaller_and_take_it_back(
         assert [lab.end(node) for node in ("node-0", "node-1", "node-2")] == [0, 0, 0]
 
 
+@pytest.mark.sampled
 def test_a_node_that_falls_silent_is_left_behind_though_no_connection_is_cut(
     tmp_path: Path, plane: ControlPlane
 ) -> None:
@@ -72,6 +74,7 @@ def test_a_node_that_falls_silent_is_left_behind_though_no_connection_is_cut(
         assert lab.end("node-0") == 0
 
 
+@pytest.mark.sampled
 def test_an_api_server_away_for_a_while_disturbs_nobody(
     tmp_path: Path, plane: ControlPlane
 ) -> None:
@@ -90,6 +93,7 @@ def test_an_api_server_away_for_a_while_disturbs_nobody(
         assert len(lab.ledger("generation")) == 1
 
 
+@pytest.mark.sampled
 def test_agents_asked_to_stop_while_the_api_server_is_away_stop_in_time(
     tmp_path: Path, plane: ControlPlane
 ) -> None:

@@ -58,6 +58,7 @@ def url_of(folder: Path) -> str:
     return f"s3://{BUCKET}/{folder.name}"
 
 
+@pytest.mark.sampled
 def test_of_groups_that_lock_the_folder_at_once_one_does(root: StoragePath) -> None:
     for generation in range(1, ROUNDS + 1):
         outcomes: list[str] = []
@@ -95,6 +96,7 @@ def save_until_killed(
             return
 
 
+@pytest.mark.sampled
 def test_writers_that_are_killed_or_paused_lose_nothing_that_they_have_acknowledged(
     root: StoragePath, endpoint: str, tmp_path: Path
 ) -> None:

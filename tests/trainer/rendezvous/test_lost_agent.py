@@ -108,6 +108,7 @@ def test_an_agent_killed_anywhere_is_left_behind_and_no_number_is_used_twice(
 
 
 @pytest.mark.e2e
+@pytest.mark.sampled
 def test_the_same_in_a_real_api_server(tmp_path: Path) -> None:
     with ControlPlane(tmp_path / "plane") as plane:
         for point in (*POINTS, *GATHERING_POINTS):

@@ -33,6 +33,7 @@ def open_store(plane: ControlPlane, *, retry_seconds: float = 60.0) -> Kubernete
     )
 
 
+@pytest.mark.sampled
 def test_many_writers_lose_nothing_and_change_nothing_but_the_values(plane: ControlPlane) -> None:
     def count(store: KubernetesStore) -> None:
         for _ in range(10):
@@ -99,6 +100,7 @@ def test_a_pod_may_read_and_replace_its_config_map_and_nothing_else(
         plane.request("DELETE", path, token="pod-token")  # noqa: S106
 
 
+@pytest.mark.sampled
 def test_an_api_server_that_is_killed_and_comes_back_is_no_change(plane: ControlPlane) -> None:
     store = open_store(plane, retry_seconds=100.0)
     store.set("key", "old")

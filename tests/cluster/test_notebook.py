@@ -15,8 +15,9 @@ from tests.docs.notebook import CELLS, run_cells
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.sampled]
 
 TRAIN = """
-import kdist
+import kdist, warnings
 
+warnings.simplefilter("ignore", kdist.KdistWarning)  # of what a small cluster lacks
 kdist.train = lambda work, **fields: kdist.from_code(work, **{{**fields, **{fields!r}}}).apply(
     namespace={namespace!r}
 )
@@ -33,7 +34,7 @@ def test_the_cells_of_the_notebook_run_in_a_cluster(
     _, *texts = run_cells([train, *CELLS], tmp_path, namespace.environment)
     assert "rank 0 of 2: loss 0." in texts[2]
     assert "rank 1 of 2: loss 0." in texts[2]
-    assert "<td style='text-align:left'>Succeeded</td>" in texts[3]
+    assert "<td style='text-align:left'>Succeeded " in texts[3]
     assert "make it inside the function" in texts[4]
     assert "at step 200" in texts[6]
     assert "of new points are recognized" in texts[7]

@@ -14,7 +14,7 @@ from kdist_trainer.formats import CLI_API_VERSION
 from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
-    from kdist.job.cluster.applied import AppliedJob
+    from kdist.job.cluster.job import ClusterJob
     from kdist.job.find import Found
     from kdist.job.local.job import LocalJob
 
@@ -77,7 +77,7 @@ def read_report(job: Found) -> dict[str, Any]:
     """The report of a job, as `-o json` prints it."""
     from kdist.job.local.job import LocalJob
 
-    return _read_local(job) if isinstance(job, LocalJob) else _read_cluster(job.applied)
+    return _read_local(job) if isinstance(job, LocalJob) else _read_cluster(job)
 
 
 def _read_local(job: LocalJob) -> dict[str, Any]:
@@ -115,10 +115,11 @@ def _read_local(job: LocalJob) -> dict[str, Any]:
     return {**_head(job.name, str(root)), **report}
 
 
-def _read_cluster(target: AppliedJob) -> dict[str, Any]:
+def _read_cluster(job: ClusterJob) -> dict[str, Any]:
     from kdist.report import history
 
-    report = history.read_report(target, notify=console.message)
+    target = job.applied
+    report = history.read_report(target, notify=job.dialog.notify)
     return {**_head(target.name, f"{target.namespace}/{target.name}"), **report}
 
 

@@ -121,6 +121,7 @@ def strike(run: TrainingRun, victim: str, draw: random.Random) -> int:
         for seed in range(max(SEEDS, QUICK))
     ],
 )
+@pytest.mark.sampled
 def test_a_run_with_kills_in_every_phase_ends_with_the_weights_of_the_uninterrupted_run(
     seed: int, uninterrupted: str, tmp_path: Path
 ) -> None:

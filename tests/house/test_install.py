@@ -43,6 +43,7 @@ def bare_names(text: str) -> Iterator[str]:
             yield f"{number}: {line.strip()}: install it by path or wheel file"
 
 
+@pytest.mark.sampled
 def test_no_text_installs_kdist_by_its_bare_name() -> None:
     assert broken(bare_names, [path for path in TEXT if path not in NAMED]) == []
 
@@ -166,6 +167,7 @@ def documented() -> list[str]:
 
 
 @pytest.mark.parametrize("command", documented())
+@pytest.mark.sampled
 def test_the_documented_commands_take_kdist_from_the_files(
     command: str, home: Path, tmp_path: Path
 ) -> None:
@@ -173,6 +175,7 @@ def test_the_documented_commands_take_kdist_from_the_files(
     assert install(command, home, tmp_path) == [version, version]
 
 
+@pytest.mark.sampled
 def test_a_command_with_the_bare_name_is_caught_by_the_same_index(
     home: Path, tmp_path: Path
 ) -> None:

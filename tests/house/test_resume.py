@@ -53,6 +53,7 @@ def run(root: Path, *args: str, bad: str = "") -> str:
 
 
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "shared"])
+@pytest.mark.sampled
 def test_a_run_that_failed_repeats_only_what_has_not_passed(
     sample: Path, workers: list[str]
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_run_that_was_stopped_goes_on(sample: Path) -> None:
     assert "2 passed, 2 deselected" in run(sample)
 
 
+@pytest.mark.sampled
 def test_a_run_that_is_over_starts_again(sample: Path) -> None:
     assert "4 passed" in run(sample)
     assert not (sample / "notes" / "passed").exists()

@@ -90,6 +90,7 @@ def test_a_diff_chooses_the_kind_of_workload_as_apply_does(
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
+@pytest.mark.sampled
 def test_a_diff_has_the_digest_and_the_size_of_what_is_no_text(
     api: Api, store: Store, file: Path, kdist: Kdist, output: str
 ) -> None:

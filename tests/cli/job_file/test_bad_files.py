@@ -59,6 +59,7 @@ def test_problems_come_in_the_order_of_their_places_and_point_into_the_file(file
 
 
 @pytest.mark.parametrize("name", ["many-at-once", "python-tag", "tab-indentation"])
+@pytest.mark.sampled
 def test_a_real_process_says_the_same_and_exits_with_2(name: str) -> None:
     command = [sys.executable, "-m", "kdist", "validate", f"{name}.yaml"]
     ended = subprocess.run(

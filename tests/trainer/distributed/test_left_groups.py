@@ -164,6 +164,7 @@ def test_waits_end_when_their_group_is_left_and_then_it_can_go(tmp_path: Path) -
     assert (before, waiting, after) == ([True] * 2, [False] * 2, [True] * 2)
 
 
+@pytest.mark.sampled
 def test_a_group_that_was_left_leaves_no_thread_behind() -> None:
     assert run_group(leave, 2) == [0, 0]
 

@@ -117,6 +117,7 @@ def test_a_pinned_sha256sums_is_compared_first(bucket: Bucket, tmp_path: Path) -
         (b"\n\nno digest\n", "line 3 is not a digest, two spaces and a name"),
     ],
 )
+@pytest.mark.sampled
 def test_sha256sums_that_cannot_be_right_is_an_error_that_says_why(
     bucket: Bucket, tmp_path: Path, text: bytes | None, words: str
 ) -> None:

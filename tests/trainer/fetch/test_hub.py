@@ -40,6 +40,7 @@ def get(hub: Hub, name: str, folder: Path, *options: str, **variables: str) -> E
     return fetch(f"hf://{name}", folder, *options, HF_ENDPOINT=hub.server.url, **variables)
 
 
+@pytest.mark.sampled
 def test_a_repository_is_a_folder_of_its_files(hub: Hub, tmp_path: Path) -> None:
     ended = get(hub, "team/model", tmp_path / "to")
     assert ended.code == 0, ended.stdout

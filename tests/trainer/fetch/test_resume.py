@@ -66,6 +66,7 @@ def test_a_partial_file_of_another_version_starts_over(web: WebServer, tmp_path:
     assert "range" not in web.requests[-1].headers
 
 
+@pytest.mark.sampled
 def test_a_file_whose_version_nothing_tells_is_fetched_again(
     web: WebServer, tmp_path: Path
 ) -> None:

@@ -109,6 +109,7 @@ def test_packages_and_the_trainer_are_there_and_what_the_image_has_is_not_instal
     assert pod.install("tiny")["exit"] == 0, "the container may be started again"
 
 
+@pytest.mark.sampled
 def test_a_lock_installs_exactly_what_its_digests_say(tmp_path: Path) -> None:
     pod = Pod(tmp_path)
     line = make_wheel(pod.wheels, "tiny", "nowhere>=3")
@@ -124,6 +125,7 @@ def test_a_lock_installs_exactly_what_its_digests_say(tmp_path: Path) -> None:
     assert record["message"] == event["message"]
 
 
+@pytest.mark.sampled
 def test_a_package_that_does_not_exist_ends_the_job_and_an_index_that_is_away_is_tried_again(
     tmp_path: Path,
 ) -> None:
@@ -137,6 +139,7 @@ def test_a_package_that_does_not_exist_ends_the_job_and_an_index_that_is_away_is
     assert json.loads(pod.record.read_text())["cause"] == "storage"
 
 
+@pytest.mark.sampled
 def test_an_installation_that_was_killed_begins_again_and_leaves_nothing(tmp_path: Path) -> None:
     pod = Pod(tmp_path)
     line = make_wheel(pod.wheels, "tiny")
@@ -163,6 +166,7 @@ def test_an_installation_that_was_killed_begins_again_and_leaves_nothing(tmp_pat
     assert not list(pod.root.glob(".unfinished-*"))
 
 
+@pytest.mark.sampled
 def test_pods_that_share_a_cache_install_once_and_never_take_a_damaged_tree(tmp_path: Path) -> None:
     pods = [Pod(make_folder(tmp_path / name)) for name in ("one", "two", "three")]
     line = make_wheel(tmp_path / "wheels", "tiny")
@@ -191,6 +195,7 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+@pytest.mark.sampled
 def test_a_version_of_the_image_that_does_not_fit_is_named_before_anything_runs(
     tmp_path: Path,
 ) -> None:
@@ -207,6 +212,7 @@ def test_a_version_of_the_image_that_does_not_fit_is_named_before_anything_runs(
     assert (refused.returncode, record["code"], record["message"]) == (64, 64, message)
 
 
+@pytest.mark.sampled
 def test_wheels_come_from_a_bucket_and_what_is_not_in_it_is_said(tmp_path: Path) -> None:
     pod = Pod(tmp_path)
     make_wheel(pod.wheels, "tiny")

@@ -165,6 +165,7 @@ def test_a_rank_that_waits_shows_which_collective_it_is_in(tmp_path: Path) -> No
 
 @pytest.mark.processes
 @pytest.mark.parametrize("timing", ["on", "off"])
+@pytest.mark.sampled
 def test_phases_sum_to_the_steps_and_all_reduces_move_every_gradient(
     tmp_path: Path, timing: str
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_set_that_is_split_already_is_refused() -> None:
         HfStream(streaming(), [1, 2])
 
 
+@pytest.mark.sampled
 def test_what_decides_which_samples_there_are_tells_sets_apart_and_nothing_else(
     tmp_path: Path,
 ) -> None:

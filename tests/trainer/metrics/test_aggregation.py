@@ -143,6 +143,7 @@ groups = st.tuples(
 
 
 @given(st.lists(groups, min_size=1, max_size=8))
+@pytest.mark.sampled
 def test_no_series_goes_back_and_no_step_is_lost_however_ranks_are_renumbered(
     history: list[tuple[int, int, list[tuple[int, int]]]],
 ) -> None:

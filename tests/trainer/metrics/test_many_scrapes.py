@@ -64,6 +64,7 @@ def scrape(port: int, times: int) -> None:
     [500, pytest.param(100_000, marks=[pytest.mark.chaos, pytest.mark.wide])],
 )
 @pytest.mark.timeout(3600)
+@pytest.mark.sampled
 def test_many_scrapes_leave_no_more_behind_than_a_few(tmp_path: Path, scrapes: int) -> None:
     with exporter_alone(tmp_path) as (pid, port):
         scrape(port, scrapes // _SHARE)

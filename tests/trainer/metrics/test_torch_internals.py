@@ -9,6 +9,7 @@ from torch import Tensor
 from kdist_trainer.metrics.torch_internals import compile_seconds
 
 
+@pytest.mark.sampled
 def test_the_time_in_torch_compile_is_torchs_own_and_rises_with_what_is_compiled() -> None:
     from torch._dynamo.utils import calculate_time_spent
 

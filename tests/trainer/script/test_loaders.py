@@ -48,6 +48,7 @@ def test_each_sample_counts_once_whatever_rank_is_killed(kind: str, seeds: int) 
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_loader_processes_that_have_read_nothing_since_a_resume_keep_their_positions() -> None:
     from torchdata.stateful_dataloader import StatefulDataLoader
 

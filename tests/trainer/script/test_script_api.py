@@ -152,6 +152,7 @@ def report_saves(rank: Rank, root: Path, socket_path: str) -> None:
             checkpointer.save(step, required=True)
 
 
+@pytest.mark.sampled
 def test_the_checkpoints_of_a_script_are_in_its_metrics(tmp_path: Path) -> None:
     address = tmp_path / "metrics"
     for generation, attempts in ((1, [3, 0]), (2, [3, 1])):
@@ -213,6 +214,7 @@ def resume_another_model(rank: Rank, root: Path) -> str:
     return "resumed"
 
 
+@pytest.mark.sampled
 def test_a_script_with_another_model_is_reported_what_does_not_fit(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     run_ranks(1, train, tmp_path, root)

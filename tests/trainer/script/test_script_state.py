@@ -57,6 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 @pytest.mark.parametrize(
     "kind", [TwoPlayers, Unfreezing, Unused, Schedules, Drawing], ids=lambda one: one.__name__
 )
+@pytest.mark.sampled
 def test_a_training_that_is_interrupted_twice_ends_as_one_that_is_not(
     kind: type[Training], folder: Callable[[str], None]
 ) -> None:
@@ -302,6 +303,7 @@ def keep_cursors(
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_each_rank_has_its_own_state_and_a_change_of_their_number_is_told_by_name(
     tmp_path: Path,
 ) -> None:

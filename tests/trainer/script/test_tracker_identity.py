@@ -82,6 +82,7 @@ def test_children_of_a_script_and_a_folder_of_files_have_no_run(tmp_path: Path) 
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_wandb_itself_takes_the_run_and_one_that_is_resumed_another_config(
     tmp_path: Path,
 ) -> None:

@@ -183,6 +183,7 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
         (tied, counting),
     ],
 )
+@pytest.mark.sampled
 def test_a_new_process_continues_with_what_another_has_saved(
     model_of: Callable[[], nn.Module],
     optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],

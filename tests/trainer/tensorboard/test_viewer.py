@@ -30,6 +30,7 @@ def listens(port: int) -> bool:
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_it_shows_the_run_and_exits_when_the_client_disconnects(tmp_path: Path) -> None:
     curves = TensorBoardWriter(tmp_path, StepStats())
     for first, last in ((1, 9), (6, 12)):

@@ -69,6 +69,7 @@ def count(described: dict[str, Any], folder: Path) -> int:
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_a_sample_that_two_ranks_compute_together_counts_once(tmp_path: Path) -> None:
     described = document("gpt", "tensor", "fp32", modelParallel=2, steps=2)
     assert run_group(count, 2, described, tmp_path) == [16, 0]

@@ -121,6 +121,7 @@ def average(passes: int, buckets: Buckets | None) -> tuple[Buckets | None, list[
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_ranks_that_know_the_buckets_average_at_once_as_others_do_after_their_first_pass() -> None:
     (known, last), *others = run_group(average, 3, 3, None)
     assert known is not None

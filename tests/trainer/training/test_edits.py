@@ -213,6 +213,7 @@ def go_on(folder: Path, **section: Any) -> tuple[list[dict[str, Any]], float]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("batch", [24, 8])
+@pytest.mark.sampled
 def test_another_batch_uses_the_remaining_samples_once(tmp_path: Path, batch: int) -> None:
     interrupt(tmp_path, 1, epochs=6)
     at = len(losses(tmp_path))
@@ -225,6 +226,7 @@ def test_another_batch_uses_the_remaining_samples_once(tmp_path: Path, batch: in
 
 
 @pytest.mark.processes
+@pytest.mark.sampled
 def test_steps_stay_steps_with_another_batch(tmp_path: Path) -> None:
     interrupt(tmp_path, 1, epochs=None, steps=20)
     at = len(losses(tmp_path))

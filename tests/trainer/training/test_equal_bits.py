@@ -56,6 +56,7 @@ def assert_resumes_are_exact(tmp_path: Path, size: int, steps: list[int], **sect
         assert done(part)["weights"] == done(whole)["weights"], f"weights {printed}"
 
 
+@pytest.mark.sampled
 def test_a_single_rank_resumes_exactly_on_both_sides_of_an_epochs_end(tmp_path: Path) -> None:
     assert_resumes_are_exact(tmp_path, 1, [1, 4, 5, 8])
 
@@ -154,6 +155,7 @@ def test_any_group_resumes_exactly_from_any_step(
 
 
 @pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.sampled
 def test_the_timing_of_all_reduces_changes_no_bit(tmp_path: Path, size: int) -> None:
     for timing in ("on", "off"):
         train_here(describe(options=WIDE, collectiveTiming=timing), tmp_path / timing, size)

@@ -22,6 +22,7 @@ from kdist.bench.command import command as bench
 from kdist.bench.job import BenchSpec, make_job
 from kdist.cluster.streams import PodStreams
 from kdist.commands.run import command as run
+from kdist.commands.top import command as top
 from kdist.diagnose import RULES
 from kdist.diagnose.failures import _MEMORY_FIX
 from kdist.diagnose.runtime import _REFUSED, find_nothing_wrong
@@ -40,6 +41,7 @@ from kdist.report.command import command as report
 from kdist.report.text import LABELS
 from kdist.spec.validators import _OWN_FOLDERS, GPT_HEADS, GPT_LAYERS, TRAINER
 from kdist.status import pods
+from kdist.views.top import HEADER
 from kdist_controller.__main__ import PORT
 from kdist_controller.node_recovery import AVOIDANCE
 from kdist_trainer.agent.hangs import SCRIPT_SILENT_SECONDS
@@ -315,3 +317,8 @@ def test_a_sentence_is_written_in_one_module() -> None:
 def test_the_heads_and_layers_of_gpt_are_those_of_the_workload() -> None:
     fields = GptOptions.model_fields
     assert (fields["heads"].default, fields["layers"].default) == (GPT_HEADS, GPT_LAYERS)
+
+
+def test_the_help_of_top_explains_the_columns_of_times() -> None:
+    explained = re.findall(r"^ +([A-Z]+(?: [A-Z]+)*)  ", str(top.help), re.MULTILINE)
+    assert tuple(explained) == HEADER[4:-1]

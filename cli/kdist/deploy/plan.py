@@ -14,7 +14,7 @@ from kdist import backends, rbac, render
 from kdist.backends import Placement
 from kdist.deploy.code import place_code
 from kdist.deploy.live_workload import find_live_workload, is_new, select_workload
-from kdist.deploy.lock import lock_packages
+from kdist.deploy.package_lock import lock_packages
 from kdist.errors import KdistError
 from kdist.job_file.folder import CodeFolder
 from kdist.manifest import JobOwner, Manifest

@@ -18,7 +18,7 @@ from kdist.deploy.admission import check_names, check_pod_admission
 from kdist.deploy.apply import ApplyResult, undo
 from kdist.deploy.code import place_code, upload_code
 from kdist.deploy.delete import is_active, is_used
-from kdist.deploy.lock import lock_packages
+from kdist.deploy.package_lock import lock_packages
 from kdist.deploy.plan import (
     Plan,
     check_kind,

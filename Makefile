@@ -20,6 +20,8 @@ KDIST_SEEDS ?= 20
 
 # Set, it would have every process of every test compile our modules and the tests again.
 unexport PYTHONDONTWRITEBYTECODE
+# Whether the set-up compiles what it installs: torch has thousands of modules, and where PYTHONDONTWRITEBYTECODE is set every process would compile them.
+COMPILE ?= --compile-bytecode
 
 # Not empty: a test that failed is tried once more, alone, when the machine is quieter; .ci/run asks for it and names those tests.
 AGAIN ?=
@@ -54,8 +56,7 @@ $(READY): requirements.txt cli/pyproject.toml controller/pyproject.toml trainer/
 	@# uv itself comes from the lock too, by its hash.
 	@sed -n '/^uv==/,/^ *#/p' requirements.txt > $(VENV)/uv.txt
 	$(BIN)/python -m pip install --quiet --require-hashes -r $(VENV)/uv.txt
-	@# Compiled now: torch has thousands of modules, and where PYTHONDONTWRITEBYTECODE is set every process would compile them.
-	$(BIN)/uv pip sync --python $(BIN)/python --compile-bytecode --require-hashes requirements.txt
+	$(BIN)/uv pip sync --python $(BIN)/python $(COMPILE) --require-hashes requirements.txt
 	$(BIN)/uv pip install --python $(BIN)/python --no-build-isolation --no-deps -e trainer -e cli -e controller
 	$(BIN)/python -m compileall -q trainer/kdist_trainer cli/kdist controller/kdist_controller
 	@touch $@
@@ -83,7 +84,7 @@ e2e: setup system ## Test against a real Kubernetes: kind, started and kept here
 	$(if $(filter kubeconfig,$(KDIST_E2E)),,$(call patiently,disruptive,$(call marked,disruptive) -m "e2e and disruptive$(if $(NARROW), and not wide" -p tests.draw --draw=one,") -n 0 $(ARGS)))
 
 acceptance: setup system ## Install from a fresh clone and from the built wheels, and run the README's commands
-	$(call patiently,acceptance,$(call marked,acceptance) -m acceptance -n $(JOBS) --dist=loadgroup $(ARGS))
+	$(call patiently,acceptance,$(call marked,acceptance) -m acceptance -n $(JOBS) --dist=loadfile $(ARGS))
 
 # The oldest torch that the trainer's package accepts.
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' trainer/pyproject.toml)
@@ -102,7 +103,7 @@ compat: setup ## Run the tests with real processes on the oldest supported torch
 
 .PHONY: .torch
 .torch: setup
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python torch==$(TORCH)
+	$(BIN)/uv pip install --quiet $(COMPILE) --python $(BIN)/python torch==$(TORCH)
 	$(call pytest,torch-internals-$(TORCH)) $(wildcard tests/trainer/test_torch_internals.py tests/trainer/*/test_torch_internals.py) -n 0
 	$(call pytest,processes-$(TORCH)) $(call marked,processes) -m "processes and not (chaos or e2e or acceptance)" -n $(JOBS) --dist=worksteal $(ARGS)
 

@@ -13,11 +13,7 @@ import pytest
 
 from tests.house.tree import ROOT
 
-pytestmark = [
-    pytest.mark.acceptance,
-    pytest.mark.timeout(1800),
-    pytest.mark.xdist_group("clone"),  # one clone for both, in their order
-]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +36,7 @@ def make(target: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[st
 @pytest.fixture(scope="module")
 def demo(fresh: Path) -> subprocess.CompletedProcess[str]:
     """The ended `make demo` of the clone, which sets it up."""
-    return make("demo", fresh)
+    return make("demo", fresh, COMPILE="")  # which pays off after many commands
 
 
 def test_make_demo_sets_up_trains_loses_a_worker_and_ends_well(

@@ -41,7 +41,7 @@ $(call pytest,$(1)) -o cache_dir=.kdist/tiers/$(1).cache $(2) || { [[ $$? == 1 &
   $(call pytest,$(1).again) -o cache_dir=.kdist/tiers/$(1).cache $(2) --last-failed --last-failed-no-failures none -n 0 -x; }
 endef
 
-.PHONY: help setup system demo test fast chaos e2e acceptance slices compat lint format bench soak docs generate pictures lock clean
+.PHONY: help setup system demo test fast chaos e2e disruptive acceptance slices compat lint format bench soak docs generate pictures lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## /\1\t/' | expand -t 12
@@ -81,7 +81,11 @@ chaos: setup system ## Kill processes, crash nodes and fill disks; an interrupte
 e2e: setup system ## Test against a real Kubernetes: kind, started and kept here, or with KDIST_E2E=kubeconfig the cluster of your kubeconfig
 	@[[ "$${KDIST_E2E:-}" == kubeconfig ]] || tests/cluster/cluster all
 	$(call patiently,e2e,$(call marked,e2e) $(SAMPLED) -m "e2e and not disruptive$(if $(NARROW), and not wide)" --dist=worksteal -n $(E2E_JOBS) $(ARGS))
-	$(if $(filter kubeconfig,$(KDIST_E2E)),,$(call patiently,disruptive,$(call marked,disruptive) -m "e2e and disruptive$(if $(NARROW), and not wide" -p tests.draw --draw=one,") -n 0 $(ARGS)))
+	$(if $(or $(NARROW),$(filter kubeconfig,$(KDIST_E2E))),,+@$(MAKE) --no-print-directory disruptive)
+
+disruptive: setup system ## Stop machines and controllers of the cluster that is kept here: the end of `make e2e`
+	@tests/cluster/cluster all
+	$(call patiently,disruptive,$(call marked,disruptive) -m "e2e and disruptive$(if $(NARROW), and not wide" -p tests.draw --draw=one,") -n 0 $(ARGS))
 
 acceptance: setup system ## Install from a fresh clone and from the built wheels, and run the README's commands
 	$(call patiently,acceptance,$(call marked,acceptance) -m acceptance -n $(JOBS) --dist=loadfile $(ARGS))

@@ -75,11 +75,17 @@ def test_without_a_seed_the_draw_prints_the_one_that_repeats_it(tmp_path: Path) 
 def test_ci_runs_one_drawn_disruptive_test_and_counts_it() -> None:
     (line,) = [
         line
-        for line in make("--dry-run", "e2e", "NARROW=1").stdout.splitlines()
+        for line in make("--dry-run", "disruptive", "NARROW=1").stdout.splitlines()
         if "/disruptive.xml" in line
     ]
     assert "-p tests.draw --draw=one" in line
-    assert "disruptive" in (ROOT / ".ci" / "run").read_text()
+    assert "make disruptive AGAIN=1 NARROW=1" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_whoever_asks_for_no_draw_stops_machines_after_the_other_tests_on_the_cluster() -> None:
+    assert "/disruptive.xml" in make("--dry-run", "e2e", "NARROW=").stdout
+    assert "/disruptive.xml" not in make("--dry-run", "e2e", "NARROW=1").stdout
+    assert "/disruptive.xml" not in make("--dry-run", "e2e", "KDIST_E2E=kubeconfig").stdout
 
 
 @pytest.mark.parametrize("tier", ["fast", "chaos", "e2e"])

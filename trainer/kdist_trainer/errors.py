@@ -6,9 +6,7 @@ need not import torch. The table of what is recognized is `kdist_trainer.causes`
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from typing import Final
 
 from kdist_trainer.causes.host import REPLICAS_DIFFER
 from kdist_trainer.causes.row import HEALTH_CHECK
@@ -23,7 +21,7 @@ from kdist_trainer.causes.search import (
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import CODES, FAULTS, Fault, Rerun
 
-__all__ = ["classify", "find", "find_place", "hide_userinfo", "is_user_code"]
+__all__ = ["classify", "find", "find_place", "is_user_code"]
 
 
 class KdistTrainerError(Exception):
@@ -149,14 +147,6 @@ def find_place(error: BaseException) -> str | None:
             if own:
                 return own[-1].place
     return None
-
-
-_USERINFO: Final = re.compile(r"(?<=://)(?:[^\s/?#@]{0,256}:\S{0,2048}|[^\s/?#]{0,2048})@")
-
-
-def hide_userinfo(text: str) -> str:
-    """The text without the users and passwords of its URLs."""
-    return _USERINFO.sub("", text)
 
 
 def _links(error: BaseException, *, contexts: bool) -> Iterator[BaseException]:

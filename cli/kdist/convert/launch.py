@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TypeGuard
 from kdist.convert.draft import TRAINER, JobDraft
 from kdist.convert.values import LEFT_OUT, NEEDLESS, InputValue, ValueOutcome, settle
 from kdist.job_file.yaml_parser import Mark, YamlNode, shown
+from kdist_trainer.formats.userinfo import hide_userinfo
 
 _SHELL = re.compile("(a|ba|da|z)?sh")
 _REDIRECTION = re.compile(r"&?[<>].*|\|")
@@ -26,10 +27,12 @@ _SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
 _VARIABLE = re.compile(r"\$\((\w+)\)|\$\{(\w+)\}|\$(\w+)")
 _HIDDEN = re.compile("([\ue000-\uf8fe])\uf8ff*")  # private characters, which no command has
 _CREDENTIAL = re.compile(
-    r"(?i)(?:^|[^a-z])(?:api)?(?:key|token|secret|password|passwd|credentials?)(=.*|$)", re.DOTALL
+    "(?is)(?:key|token|secret|pass(?:word|wd|phrase)?|pwd|credentials?|auth(?:orization)?)"
+    r"[\"']?(?:\s*[=:]\s*(.+)|$)"
 )
 _TOKEN = re.compile(
-    r"\b(?:hf_|gh[pousr]_|glpat-|sk-|AKIA|ASIA)[\w-]{12,}|(?<=://)[^\s/@]+(?=@)"  # or of a URL
+    r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|sk-|AKIA|ASIA|AIza|eyJ)[\w.-]{12,}"
+    r"|(?<=Bearer )\S+|(?<= -u )\S+:\S+|(?<= --user )\S+:\S+"  # of curl
 )
 _MOST_HIDDEN: Final = 6000
 _OPERATORS: Final = ";&|<>()\n"
@@ -64,16 +67,22 @@ class _Option(NamedTuple):
     words: list[InputValue]
 
 
-def _leave(words: Sequence[InputValue], why: str, *, needless: bool = False) -> None:
-    """Leave out some words, with one reason. Values that look like credentials are not shown."""
+def _show(*words: str) -> str:
+    """Words for a message, without values that look like credentials."""
     parts, is_secret = list[str](), False
-    for each in words:
-        found = _CREDENTIAL.search(each.text)
-        assigned = f"{each.text[: found.start(1)]}=…" if found and found[1] else each.text
-        parts.append("…" if is_secret else assigned)
-        is_secret = found is not None and not found[1] and each.text.startswith("-")
-    text = shown(_TOKEN.sub("…", " ".join(parts)))
-    settle(words, ValueOutcome(NEEDLESS if needless else LEFT_OUT, f"`{text}`: {why}"))
+    for word in words:
+        found = _CREDENTIAL.search(word)
+        has_value = found is not None and found[1] is not None
+        shorter = f"{word[: found.start(1)]}…" if found is not None and has_value else word
+        parts.append("…" if is_secret else shorter)
+        is_secret = found is not None and not has_value and (word[:1] == "-" or "_" in word)
+    return f"`{shown(hide_userinfo(_TOKEN.sub('…', ' '.join(parts))))}`"
+
+
+def _leave(words: Sequence[InputValue], why: str, *, needless: bool = False) -> None:
+    """Leave out some words, with one reason."""
+    text = f"{_show(*(each.text for each in words))}: {why}"
+    settle(words, ValueOutcome(NEEDLESS if needless else LEFT_OUT, text))
 
 
 @dataclass
@@ -157,7 +166,7 @@ class LaunchReader:
             text = self._expand(each.text)
             self.draft.add("script.args", text, each)
             if "$" in text or "`" in text:
-                each.change(f"`{shown(text)}` reaches the script as it is: read os.environ there")
+                each.change(f"{_show(text)} reaches the script as it is: read os.environ there")
         return True
 
     def _read_options(self, words: list[InputValue]) -> tuple[list[_Option], list[InputValue]]:

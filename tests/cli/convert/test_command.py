@@ -189,7 +189,7 @@ def test_each_statement_that_is_left_out_is_named_with_its_place(shell: Path, kd
     for place, text in (
         ("16:15", "`pip install x`"),
         ("16:32", "`wandb login --token … …`"),
-        ("17:15", "`git clone https://…@example.com/x.git $(date)`"),
+        ("17:15", "`git clone https://example.com/x.git $(date)`"),
         ("18:17", "`HF_TOKEN=…`"),
         ("19:32", "`rm -rf out`"),
         ("24:69", "`mkdir x`"),
@@ -223,3 +223,38 @@ def test_several_files_become_jobs_and_a_runtime_may_be_in_another(
     assert names[:2] == ["shell", "line"]
     assert len(names) == 3
     assert "its image, pods and sizes are not in the file" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DB_PASSWORD=hunter2 ./migrate",
+        "PGPASSWORD=hunter2 psql -f a.sql",
+        "mysql --password hunter2",
+        "login --clientSecret hunter2",
+        "git clone https://jo:hunter2@example.com/x.git",
+        "git clone https://hunter2@example.com/x.git",
+        "curl -H 'Authorization: Bearer hunter2' https://example.com",
+        "curl --header='X-Api-Key: hunter2' https://example.com",
+        "curl -u jo:hunter2 https://example.com",
+        "curl 'https://example.com/?token=hunter2'",
+        "aws configure set aws_secret_access_key hunter2",
+        'echo \'{"token": "hunter2"}\'',
+        "aws configure set region AKIAhunter2hunter2",
+    ],
+)
+def test_no_form_of_a_credential_is_shown(
+    statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kdist: Kdist
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = json.dumps(f"{statement}; python train.py")
+    pod = f"containers: [{{image: a, command: [sh, -c, {text}]}}]"
+    Path("job.yaml").write_text(
+        "{apiVersion: batch/v1, kind: Job, metadata: {name: a}, spec: {template: {spec: {"
+        + pod
+        + "}}}}"
+    )
+    result = kdist("convert", "job.yaml")
+    assert "is not run: do it in the image" in result.stderr
+    assert "hunter2" not in result.stdout + result.stderr
+    assert statement.split()[0].partition("=")[0] in result.stderr

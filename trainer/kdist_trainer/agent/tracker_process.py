@@ -18,7 +18,8 @@ from typing import Final
 from kdist_trainer import log
 from kdist_trainer.agent.settings import Settings
 from kdist_trainer.checkpoint.ledger import RunLedger
-from kdist_trainer.errors import ConfigError, hide_userinfo
+from kdist_trainer.errors import ConfigError
+from kdist_trainer.formats.userinfo import hide_userinfo
 from kdist_trainer.processes import process_tree
 from kdist_trainer.processes.signals import StopSignals, kill_deadline
 from kdist_trainer.processes.threads import BoundedCalls, OnError, start_thread

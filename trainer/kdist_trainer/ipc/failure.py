@@ -22,9 +22,10 @@ from kdist_trainer.causes.row import HEALTH_CHECK, fill_advice
 from kdist_trainer.causes.search import Origin
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import FAULTS, Fault, Rerun
-from kdist_trainer.errors import find, find_place, hide_userinfo
+from kdist_trainer.errors import find, find_place
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
+from kdist_trainer.formats.userinfo import hide_userinfo
 from kdist_trainer.processes import preallocated
 from kdist_trainer.processes.liveness import RankSnapshot, own_place
 

@@ -16,7 +16,7 @@ from functools import wraps
 from typing import Any, Final
 
 from kdist_trainer import log
-from kdist_trainer.errors import hide_userinfo
+from kdist_trainer.formats.userinfo import hide_userinfo
 
 TAG: Final = "kdist.run-id"
 _REFUSED = re.compile(r"[^\w.~-]")

@@ -17,8 +17,8 @@ from kdist_trainer import log
 from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.checkpoint.storage import StoragePath, open_location
 from kdist_trainer.config import TrainConfig
-from kdist_trainer.errors import hide_userinfo
 from kdist_trainer.formats import SCRATCH
+from kdist_trainer.formats.userinfo import hide_userinfo
 from kdist_trainer.processes import liveness
 from kdist_trainer.script.tracker_identity import identify
 from kdist_trainer.tracker.committed import CommittedSteps

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli import documents
 from tests.cli.running import (
     PATIENCE,
     Start,
@@ -63,6 +64,12 @@ def test_a_job_on_two_nodes_trains_to_its_end_and_reports(start: Start, tmp_path
     assert "done" in again.wait(0)
     assert "digits is done already" in again.errors()
     assert len(read_ledger(folder, "steps")) == 24
+
+    detached = start(job, "-d", "-o", "json")
+    (document,) = documents.read(detached.wait(0))
+    assert (document["kind"], document["job"]) == ("DetachedRun", "digits")
+    assert document["pid"] is document["log"] is None
+    assert "digits is done already" in detached.errors()
 
     edited = start(job, "--set", "spec.train.optimizer.learningRate=0.5")
     assert edited.wait(10) == "", "no old report"

@@ -151,7 +151,9 @@ KINDS: Final[dict[str, DocumentKind]] = {
         },
     ),
     "DetachedRun": DocumentKind(
-        "run -d", "a run in the background", {"job": str, "pid": int, "log": str}
+        "run -d",
+        "a run in the background; `pid` and `log` are null if the job is done already",
+        {"job": str, "pid": int | None, "log": str | None},
     ),
     "CollectiveBench": DocumentKind(
         "bench",

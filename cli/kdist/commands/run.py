@@ -179,7 +179,7 @@ def command(
     if missing := local.describe_missing_gpus(job, os.environ):
         console.warning(missing)
     if detach:
-        return _detach(file, again, fresh=fresh, output=output)
+        return _detach(job.metadata.name, file, again, fresh=fresh, output=output)
     if which:
         console.message(which)
     train_json = render.read_train_json(render.render(job))
@@ -226,7 +226,7 @@ def _argv(
     return [*argv, file, *args]
 
 
-def _detach(file: str, argv: list[str], *, fresh: bool, output: str) -> int:
+def _detach(name: str, file: str, argv: list[str], *, fresh: bool, output: str) -> int:
     """Start the run in the background, and print its name and what to type next."""
     from kdist.job import local
 
@@ -235,19 +235,20 @@ def _detach(file: str, argv: list[str], *, fresh: bool, output: str) -> int:
     console.message("starting in the background; this takes as long as importing torch")
     arguments = ["run", "--fresh", *argv[1:]] if fresh else argv
     launched = local.launch_detached(arguments, Path.cwd())
-    if not launched.begun:
-        for line in launched.output.rstrip("\n").split("\n"):
-            console.message(line)
+    for line in launched.output.splitlines():
+        console.message(line)
+    if launched.code != Code.OK:
         code = launched.code if launched.code in Code.__members__.values() else Code.ERROR
         why = launched.output.strip().removeprefix("Error: ")
         console.fail(launched.error or KdistError(why, code=Code(code)))
         return launched.code
-    name = launched.name
     if output == "json":
-        started = {"job": name, "pid": launched.pid, "log": str(launched.log)}
+        started = {"job": name, "pid": launched.pid, "log": launched.log and str(launched.log)}
         console.emit(started, kind="DetachedRun", output=output)
     else:
         console.result(name)
+    if not launched.begun:  # it is done
+        return Code.OK
     console.message(f"{name} runs in the background; its output is in {launched.log}")
     console.message(f"Next: kdist status {name}")
     console.message(f"      kdist logs -f {name}")

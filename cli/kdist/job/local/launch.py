@@ -255,18 +255,16 @@ class Launched:
         begun: whether its agents serve, so that the run goes on by itself.
         code: the exit code of a run that ended before; 0 if it has begun.
         output: what a run that ended before has printed.
-        name: name of the job; empty if the run ended before.
-        log: file that receives the output.
-        pid: process of the run.
+        log: file that receives the output; None if the run ended before.
+        pid: process of the run, likewise.
         error: why it could not start, if it has said so.
     """
 
     begun: bool
     code: int
     output: str = ""
-    name: str = ""
     log: Path | None = None
-    pid: int = 0
+    pid: int | None = None
     error: KdistError | None = None
 
 
@@ -328,9 +326,7 @@ def _await_begin(process: subprocess.Popen[bytes], reader: int, output: int) -> 
         raise
     if "job" in report:
         process.returncode = 0  # it goes on; this process does not wait for it
-        return Launched(
-            True, 0, name=str(report["job"]), log=Path(str(report["log"])), pid=process.pid
-        )
+        return Launched(True, 0, log=Path(str(report["log"])), pid=process.pid)
     code = process.wait()
     size = os.fstat(output).st_size
     text = os.pread(output, size, 0).decode(errors="replace")

@@ -15,20 +15,22 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import warnings
 from pathlib import Path
+from traceback import walk_stack
 from typing import TypedDict
 
 from kdist.errors import KdistWarning
 from kdist.job.job import Dialog
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def _warn(text: str) -> None:
-    frames = enumerate(inspect.stack(0), 1)
-    level = next((number for number, each in frames if not each.filename.startswith(_PACKAGE)), 1)
-    warnings.warn(text, KdistWarning, stacklevel=level)
+    files = (frame.f_code.co_filename for frame, _ in walk_stack(inspect.currentframe()))
+    outside = (level for level, file in enumerate(files, 1) if not file.startswith(_PACKAGE))
+    warnings.warn(text, KdistWarning, stacklevel=next(outside, 1))
 
 
 DIALOG = Dialog(logging.getLogger("kdist").info, _warn)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -87,8 +88,9 @@ class JobDefinition:
             words += ["--set", each]
         root = run_dir.home() / self.name
         launched = launch_detached([*words, str(self.file or self._write())], Path.cwd())
-        if launched.begun:  # and must be no zombie of this process when it ends
-            start_thread(lambda: _reap(launched.pid), name="reap-run", on_error=OnError.REPORT)
+        if launched.pid is not None:  # and must be no zombie of this process when it ends
+            reap = partial(_reap, launched.pid)
+            start_thread(reap, name="reap-run", on_error=OnError.REPORT)
         elif launched.error is not None:
             raise launched.error
         elif launched.code != Code.OK:

@@ -17,6 +17,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -336,16 +337,12 @@ class Transport:
         self._connect(access.credentials.get())
 
     def staying(self, timeout: float | None) -> Transport:
-        """The same server with the same credentials, and patience as long as the time-out in
-        seconds, or without an end.
+        """The same connections, with patience as long as the time-out in seconds, or without an
+        end.
         """
-        return Transport(
-            self.access,
-            retry_seconds=timeout,
-            notify=self._notify,
-            request_timeout=self._request_timeout or 0,
-            until=deadline(timeout),
-        )
+        found, seconds = copy(self), RETRY_SECONDS if timeout is None else timeout
+        found.retry_policy = RetryPolicy(seconds, self._notify, until=deadline(timeout))
+        return found
 
     def _connect(self, credential: Credential) -> Any:
         """The pool whose connections use this certificate; a new pool if the certificate has

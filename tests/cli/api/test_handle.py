@@ -5,6 +5,7 @@ later and whichever cluster other threads use.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,11 +14,14 @@ import pytest
 import yaml
 
 import kdist
+from kdist.cluster.transport import MAX_CONNECTIONS
 from kdist.errors import Code, JobNotFoundError
+from kdist.job.cluster import snapshot
 from tests.cli.cluster.api import Api
 from tests.cli.cluster.conftest import Serve, serve
 from tests.cli.cluster.objects import Store
 from tests.cli.deploy.conftest import PLACES, file
+from tests.cli.running import PATIENCE
 
 __all__ = ["file", "serve"]
 pytestmark = pytest.mark.filterwarnings("ignore::kdist.errors.KdistWarning")
@@ -111,3 +115,21 @@ def together(*actions: Callable[[], None]) -> None:
     with ThreadPoolExecutor(len(actions)) as pool:
         for done in [pool.submit(each) for each in actions]:
             done.result()
+
+
+def test_waits_that_are_over_leave_no_thread_and_share_their_connections(
+    clusters: dict[str, Api], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "_UNREAD_SECONDS", 0.1)
+    handle = kdist.load(file).apply()
+    use(handle)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    for _ in range(100):
+        with pytest.raises(kdist.KdistError):
+            handle.wait("running", timeout=0)
+    for each in threading.enumerate():
+        if each.name == "events":
+            each.join(PATIENCE)
+            assert not each.is_alive()
+    kept = 2 * MAX_CONNECTIONS  # this process is the server too
+    assert len([*Path("/proc/self/fd").iterdir()]) <= before + kept

@@ -128,12 +128,16 @@ def is_pod_name(pod: str, name: str) -> bool:
     return re.fullmatch(re.escape(name) + suffix, pod) is not None
 
 
+_UNREAD_SECONDS = 30.0  # after which events are no longer watched
+
+
 class Events:
     """The current events of one namespace. A shared namespace has thousands, too many to list every
     second, so they are watched.
 
     Where the user may list but not watch them, or the watch has ended, the next `read` lists them
-    again.
+    again. The watch ends when nobody has read them for a while, so that a program that waits for
+    many jobs keeps no thread and no connection of each.
     """
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
@@ -142,9 +146,11 @@ class Events:
         self._known: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._watching: threading.Thread | None = None
+        self._read_at = 0.0
 
     def read(self) -> list[dict[str, Any]]:
         """All events. Raises as `Cluster.list` does."""
+        self._read_at = time.monotonic()
         if self._watching is None or not self._watching.is_alive():
             listed, version = self._cluster.list_with_version(
                 "v1", "Event", namespace=self._namespace
@@ -160,14 +166,16 @@ class Events:
 
     def _watch(self, version: str) -> None:
         try:
-            for change, document in self._cluster.follow(
-                "v1", "Event", namespace=self._namespace, since=version
-            ):
-                with self._lock:
-                    if change == "DELETED":
-                        self._known.pop(_event_key(document), None)
-                    else:
-                        self._known[_event_key(document)] = document
+            while (end := self._read_at + _UNREAD_SECONDS) > time.monotonic():
+                for change, document in self._cluster.follow(
+                    "v1", "Event", namespace=self._namespace, since=version, end=end
+                ):
+                    version = documents.text(document, "metadata", "resourceVersion")
+                    with self._lock:
+                        if change == "DELETED":
+                            self._known.pop(_event_key(document), None)
+                        else:
+                            self._known[_event_key(document)] = document
         except KdistError:
             return  # the next `read` lists them, and raises the error
 

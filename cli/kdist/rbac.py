@@ -83,8 +83,8 @@ _READ_SUPPORTING = tuple(
     right for version, kind in _SUPPORTING for right in _on(_READ, version, kind)
 )
 _PODS = _on(_READ, "v1", "Pod")
-_FORWARD = _on("create get", "v1", "Pod", part="portforward")
-_EXEC = _on("create get", "v1", "Pod", part="exec")
+FORWARD = _on("create get", "v1", "Pod", part="portforward")
+EXEC = _on("create get", "v1", "Pod", part="exec")
 _NO_HELPER_POD = "they fail for a job without running pods"
 
 NEEDS: tuple[Need, ...] = (
@@ -123,7 +123,7 @@ NEEDS: tuple[Need, ...] = (
         "",
         "ranks are queried over a forwarded port",
     ),
-    Need("port-forward", "edit", _FORWARD, "", "ranks are queried through the API server's proxy"),
+    Need("port-forward", "edit", FORWARD, "", "ranks are queried through the API server's proxy"),
     Need(
         "why of claims and queues",
         "view",
@@ -131,18 +131,18 @@ NEEDS: tuple[Need, ...] = (
         "",
         "claims and queues are not examined",
     ),
-    Need("exec, profile", "edit", _EXEC, "", "no command can be run in a pod"),
+    Need("exec, profile", "edit", EXEC, "", "no command can be run in a pod"),
     Need(
         "drill",
         "edit",
-        (*_EXEC, *_on("delete", "v1", "Pod"), *_on("patch", "v1", "ConfigMap")),
+        (*EXEC, *_on("delete", "v1", "Pod"), *_on("patch", "v1", "ConfigMap")),
         "",
         "faults that need them are refused",
     ),
     Need(
         "checkpoints, report, tensorboard",
         "edit",
-        (*_EXEC, *_on("create delete", "v1", "Pod")),
+        (*EXEC, *_on("create delete", "v1", "Pod")),
         "",
         _NO_HELPER_POD,
     ),

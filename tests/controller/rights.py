@@ -19,6 +19,13 @@ _PATH = re.compile(
     r"/api(?:s/(?P<group>[^/]+))?/[^/]+(?:/namespaces/(?P<namespace>[^/]+))?"
     r"/(?P<resource>[^/]+)(?:/(?P<name>[^/]+)(?P<part>/\w+)?)?(?:/.*)?"
 )
+_VERBS = {
+    "GET": "get",
+    "POST": "create",
+    "PATCH": "patch",
+    "PUT": "update",
+    "DELETE": "delete",
+}
 _FOR_EVERYBODY = "authorization.k8s.io"
 _TABLE = re.compile(r'define "kdist\.rules\.controller\.(\w+)" -\}\}\n(.*?)\{\{- end', re.DOTALL)
 
@@ -50,9 +57,10 @@ def right_of(asked: Asked) -> tuple[str, str, str] | None:
     found = _PATH.fullmatch(asked.path)
     if found is None or found["group"] == _FOR_EVERYBODY or found["part"] == "/proxy":
         return None  # an agent is asked over its pod's address in a cluster
-    verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(asked.method, "get")
-    if verb == "get" and not found["name"]:
-        verb = "watch" if "watch" in asked.query else "list"
+    verb = _VERBS[asked.method]
+    if not found["name"] and verb in ("get", "delete"):
+        reads = "watch" if "watch" in asked.query else "list"
+        verb = reads if verb == "get" else "deletecollection"
     return verb, found["group"] or "", f"{found['resource']}{found['part'] or ''}"
 
 

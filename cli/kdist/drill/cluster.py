@@ -120,8 +120,7 @@ class ClusterDrillTarget:
 
     def _rights(self, fault: Fault) -> list[Right]:
         """Rights to record the drill, to strike, and to read the ledger."""
-        wanted = [Right("patch", "v1", "ConfigMap", name=self._target.name)]
-        wanted += rbac.on_pods("create get", part="exec")
+        wanted = [Right("patch", "v1", "ConfigMap", name=self._target.name), *rbac.EXEC]
         return [*wanted, *rbac.on_pods("delete")] if fault == "pod" else wanted
 
     @contextmanager

@@ -331,19 +331,18 @@ def _judge_silence(context: RecoveryContext, node: NodeState) -> PodDecision:
     clock = context.clock or 0.0
     expired = (node.renewed or 0.0) + node.lease_seconds
     since = max(expired, clock if node.since is None else node.since)
-    left = (
-        since + MORE_LEASES * node.lease_seconds - clock
-    )  # until it counts as gone though no agent can tell
+    more = MORE_LEASES * node.lease_seconds  # until it counts as gone though no agent can tell
+    left = since + more - clock
     if left >= 0:
         message = (
-            f"no agent of the job can tell whether node {node.name} still runs, so kdist waits for "
-            "the time of one more Lease"
+            f"no agent of the job can tell whether node {node.name} still runs, so kdist waits "
+            f"{seconds(more)} longer"
         )
         return PodDecision("NoObserver", message, retry_seconds=max(1.0, left))
     message = (
         f"node {node.name} does not answer, and its Lease ran out more than "
-        f"{seconds(MORE_LEASES * node.lease_seconds)} ago; the lock of the checkpoints keeps it "
-        "from writing, should it still run"
+        f"{seconds(more)} ago; the lock of the checkpoints keeps it from writing, should it "
+        "still run"
     )
     return PodDecision("NodeLost", message, recover=True)
 

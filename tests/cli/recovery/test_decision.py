@@ -92,11 +92,11 @@ def test_a_pod_is_given_up_on_the_testimony_of_others_on_fenced_storage_or_on_a_
             "AgentHeard",
             f"the agent of {FIRST} hears that of {SECOND}",
         ),
-        (situation(reports={}), "NoObserver", "waits for the time of one more Lease"),
+        (situation(reports={}), "NoObserver", "kdist waits 40 s longer"),
         (
             situation(gone(since=10, renewed=300), reports={}),
             "NoObserver",
-            "waits for the time of one more Lease",
+            "kdist waits 40 s longer",
         ),
         (situation(LONG, reports={}, storage=SINGLE), "NotFenced", "by one node only"),
         (situation(LONG, reports={}, storage=NONE), "NotFenced", "the job has no checkpoints"),

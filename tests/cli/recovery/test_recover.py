@@ -110,7 +110,7 @@ def test_a_bucket_is_storage_that_all_nodes_share(
     send(bucket="s3://bucket/runs")
     broken.answers = {}
     result = kdist("recover", "digits", "--no-wait")
-    assert "kdist waits for the time of one more Lease" in result.stdout, "its lock is trusted"
+    assert "kdist waits 40 s longer" in result.stdout, "its lock is trusted"
     assert not [each.path for each in api.asked if "digits-checkpoints" in each.path]
 
 

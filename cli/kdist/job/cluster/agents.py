@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kdist.cluster import Cluster
     from kdist.job.cluster.applied import AppliedJob
 
-RIGHTS: Final = (rbac.on_pods("get", part="proxy"), rbac.on_pods("create get", part="portforward"))
+RIGHTS: Final = (rbac.on_pods("get", part="proxy"), rbac.FORWARD)
 """Sets of rights of which one is needed to reach an agent: for the proxy, for a forwarded port."""
 TIMEOUT: Final = 3.0
 """Seconds for one response."""

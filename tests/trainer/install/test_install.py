@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -77,6 +79,7 @@ class Pod:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
 
     def install(self, *listed: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -143,25 +146,25 @@ def test_a_package_that_does_not_exist_ends_the_job_and_an_index_that_is_away_is
 def test_an_installation_that_was_killed_begins_again_and_leaves_nothing(tmp_path: Path) -> None:
     pod = Pod(tmp_path)
     line = make_wheel(pod.wheels, "tiny")
-    strict = ("--no-deps", "--require-hashes", "--no-index", f"--find-links={pod.wheels}")
     with serve(stay_silent) as server:
+        url = f"--index-url=http://127.0.0.1:{server.port}/simple"
+        options = (url, f"--find-links={pod.wheels}")
         for number in (1, 2):
-            url = f"--index-url=http://127.0.0.1:{server.port}/simple"
-            begun = pod.start(line, options=(url,))
+            begun = pod.start(line, options=options)
             while server.connections < number:
                 assert begun.poll() is None, begun.communicate()
                 time.sleep(0.02)
             left = list(pod.root.glob(".unfinished-*"))
-            assert (left[0] / "site" / "kdist_trainer").is_dir()
+            assert (left[0] / "built" / "site" / "kdist_trainer").is_dir()
             assert not (pod.root / "site").exists(), "a half tree is no tree"
             if number == 1:  # of a pod that is deleted
                 begun.terminate()
                 assert begun.wait() == 143
                 assert not list(pod.root.glob(".unfinished-*"))
             else:
-                begun.kill()
+                os.killpg(begun.pid, signal.SIGKILL)  # as a container is
                 begun.wait()
-    assert pod.install(line, options=strict)["exit"] == 0
+    assert pod.install(line, options=options)["exit"] == 0
     assert pod.run("import tiny; print(tiny.answer)") == "42\n"
     assert not list(pod.root.glob(".unfinished-*"))
 
@@ -188,6 +191,45 @@ def test_pods_that_share_a_cache_install_once_and_never_take_a_damaged_tree(tmp_
     other = make_wheel(tmp_path / "wheels", "tiny", version="2.0")
     assert "they were there" not in pods[2].install(other, options=options)["message"]
     assert not list(cache.glob(".unfinished-*"))
+
+
+@pytest.mark.sampled
+def test_a_cache_without_locks_or_writers_serves_and_what_cannot_be_read_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    pod = Pod(tmp_path)
+    make_wheel(pod.wheels, "tiny")
+    pod.cache = make_folder(tmp_path / "cache")
+    others = make_folder(pod.cache / ".unfinished-others")
+    assert wait(pod.start("tiny", program=without("fcntl.flock", "ENOLCK")))["exit"] == 0
+    (tree,) = [each for each in pod.cache.iterdir() if (each / "site").is_dir()]
+    assert others.is_dir(), "another pod may be at work in it"
+    lock = tree.with_suffix(".lock")
+    lock.unlink()
+    lock.mkdir()  # which cannot be opened
+    assert "they were there" in pod.install("tiny")["message"]
+    lock.rmdir()
+    refused = wait(pod.start("tiny", "numpy", program=without("tempfile.mkdtemp", "EROFS")))
+    assert refused["exit"] == 64
+    assert "must be able to write there" in refused["message"]
+    os.utime(others, (0, 0))
+    note = tree / "files.sha256"
+    note.unlink()
+    note.symlink_to(note)
+    assert pod.install("tiny")["exit"] == 203
+    assert (tree / "site" / "tiny.py").exists(), "ranks of other jobs may use it"
+    note.unlink()
+    assert "they were there" not in pod.install("tiny")["message"]
+    assert not list(pod.cache.glob(".unfinished-*"))
+
+
+def without(function: str, error: str) -> str:
+    """The installation in a system where a function fails."""
+    return (
+        "import errno, fcntl, os, runpy, tempfile\n"
+        f"def fail(*_): raise OSError(errno.{error}, os.strerror(errno.{error}))\n"
+        f"{function} = fail; runpy.run_module('{MODULE}', run_name='__main__')"
+    )
 
 
 def make_folder(path: Path) -> Path:

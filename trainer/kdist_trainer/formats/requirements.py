@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Final
 
-from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
+from kdist_trainer.formats.untrusted_text import parse_object
 
 OLDEST_PYTHON: Final = (3, 11)
 REQUIREMENTS: Final[Mapping[str, str]] = {
@@ -33,8 +33,8 @@ def find(name, package):
         return None
     from importlib import metadata
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
+        return metadata.version(package) or ""
+    except Exception:
         return ""
 found = [find(*each.split("=")) for each in sys.argv[1:]] if sys.version_info >= (3, 11) else []
 print(json.dumps({"python": sys.version_info[:2], "found": found}))
@@ -55,15 +55,19 @@ def find_lacks(
             env=variables,
             capture_output=True,
             text=True,
+            errors="replace",
             check=False,
             timeout=_SECONDS,
         )
-        found = parse_object(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, MalformedTextError):
-        return f"is no Python {oldest} or newer"
-    if tuple(found["python"]) < OLDEST_PYTHON:
-        return f"is Python {'.'.join(map(str, found['python']))}, and {oldest} is needed"
-    versions = dict(zip(needed, found["found"], strict=True))
+        # lines before the last one are of what that Python loads when it starts
+        found = parse_object(done.stdout.rstrip().rpartition("\n")[2])
+        version = tuple(map(int, found["python"]))
+        answers = zip(needed, found["found"], strict=version >= OLDEST_PYTHON)
+        versions = {name: None if each is None else str(each) for name, each in answers}
+    except (OSError, subprocess.TimeoutExpired, LookupError, TypeError, ValueError):
+        return f"does not run as Python {oldest} or newer"
+    if version < OLDEST_PYTHON:
+        return f"is Python {'.'.join(map(str, version))}, and {oldest} is needed"
     absent = [name for name, version in versions.items() if version is None]
     older = [
         f"has {name} {version}, where {needed[name]} is needed"

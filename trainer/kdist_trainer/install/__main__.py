@@ -1,12 +1,14 @@
 """`python -m kdist_trainer.install`: installs the trainer and packages into a folder.
 
 Exit codes are those of `kdist_trainer.config.Exit`, which cannot be imported yet: 0 done, 64 the
-image lacks something, 65 pip cannot install a package, 203 the index cannot be reached.
+image lacks something or a folder cannot be written to, 65 pip cannot install a package, 203 the
+index cannot be reached or storage fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import fcntl
 import os
 import platform
@@ -23,7 +25,6 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -34,14 +35,16 @@ from kdist_trainer.formats.requirements import OF_IMAGE, find_lacks
 
 CONFIG, DATA, STORAGE = 64, 65, 203
 _CAUSES: Final = {CONFIG: "config", DATA: "data", STORAGE: "storage"}
-_BY_NETWORK: Final = re.compile(
-    r"Retrying \(|ConnectionError|Max retries|Connection (refused|reset|broken)|timed out|"
-    r"Name or service not known|name resolution|5\d\d (Server|Service|Bad Gateway|Gateway)"
+_MAY_PASS: Final = re.compile(
+    r"No space left|quota exceeded|Retrying \(|ConnectionError|Max retries|timed out|"
+    r"Connection (refused|reset|broken)|Name or service not known|name resolution|"
+    r"5\d\d (Server|Service|Bad Gateway|Gateway)"
 )
 _MOST_BYTES: Final = 3000  # of a message: Kubernetes reads 4096 of the whole record
 _UNFINISHED: Final = ".unfinished-"
 _NOTE: Final = "files.sha256"
 """Of a tree that is whole: the digest of the names and sizes of its files."""
+_NOT_WRITABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _ABANDONED_SECONDS: Final = 86_400.0
 _LONGEST_WAIT: Final = 900.0
 
@@ -60,49 +63,74 @@ class Installation:
     def __init__(self, given: argparse.Namespace, options: Sequence[str]) -> None:
         self._given, self._options = given, options
         self._root: Path = given.cache or given.folder
-        # nobody else installs into the folder of a pod
-        self._others_seconds = _ABANDONED_SECONDS if given.cache else 0.0
-        self._pip_cache = f"--cache-dir={given.cache}/pip" if given.cache else "--no-cache-dir"
         self.tree = self._root / self._digest()
 
     def _digest(self) -> str:
         """Of what is asked for, and of the image: its Python, and what need not be installed."""
-        libraries = sorted(f"{each.name} {each.version}" for each in metadata.distributions())
+        # by names, since the metadata of a package may be damaged
+        libraries = sorted(info.name for each in sys.path for info in Path(each).glob("*-info"))
         system = (sys.version, sys.prefix, sysconfig.get_platform(), *platform.libc_ver())
         asked = [*self._options, *self._given.wheels, *system, *libraries]
         files = self._given.archive.read_bytes() + self._given.requirements.read_bytes()
-        return sha256("\0".join(asked).encode() + files).hexdigest()[:32]
+        return sha256(os.fsencode("\0".join(asked)) + files).hexdigest()[:32]
 
     def run(self) -> bool:
         """Install, unless a whole tree is there; whether one was. Raises `InstallError` or
         `OSError`.
         """
+        if _is_whole(self.tree):
+            return True
         self._root.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(self.tree.with_suffix(".lock")):
+        with self._one_at_a_time() as is_locked:
             if _is_whole(self.tree):
                 return True
+            # the host is named too, since a lock may hold on one node alone
+            own = f"{self.tree.name}-{platform.node()}-" if is_locked else ""
             for each in self._root.glob(f"{_UNFINISHED}*"):  # of installations that were killed
                 with suppress(OSError):
-                    if time.time() - each.stat().st_mtime >= self._others_seconds:
+                    is_own = is_locked and each.name.startswith(_UNFINISHED + own)
+                    if is_own or time.time() - each.stat().st_mtime >= _ABANDONED_SECONDS:
                         shutil.rmtree(each)
-            built = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._root))
-            try:
-                if self.tree.exists():
-                    self.tree.rename(built / "damaged")
-                self._build(built)
-                with suppress(OSError):  # of a pod that was first
-                    built.rename(self.tree)
-            finally:
-                shutil.rmtree(built, ignore_errors=True)
+            with tempfile.TemporaryDirectory(
+                prefix=_UNFINISHED + own, dir=self._root, ignore_cleanup_errors=True
+            ) as place:
+                built, damaged = Path(place, "built"), Path(place, "damaged")
+                self._build(built, Path(place, "environment"))
+                if not _is_whole(self.tree):  # none, or another pod's that was first
+                    with suppress(FileNotFoundError):
+                        self.tree.rename(damaged)
+                    with suppress(OSError):
+                        built.rename(self.tree)
             if not _is_whole(self.tree):
                 raise OSError(f"{self.tree} has changed while it was installed")
             return False
 
-    def _build(self, built: Path) -> None:
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[bool]:
+        """Wait for a pod that installs the same; whether the lock is held. Where the file system
+        has no locks, or one takes too long, each installs for itself, and all take the first tree
+        that is whole.
+        """
+        is_locked = False
+        with self.tree.with_suffix(".lock").open("wb") as file:
+            last = time.monotonic() + _LONGEST_WAIT
+            # all that wait go on at once when the tree is there
+            while time.monotonic() < last and not _is_whole(self.tree):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    is_locked = True
+                    break
+                except BlockingIOError:
+                    time.sleep(0.2)
+                except OSError:
+                    break
+            yield is_locked
+
+    def _build(self, built: Path, environment: Path) -> None:
         packages = built / "site"
-        packages.mkdir()
+        packages.mkdir(parents=True)
         variables = {**os.environ, "PYTHONPATH": str(packages)}
-        python = make_environment(built / "environment", packages)
+        python = make_environment(environment, packages)
         with zipfile.ZipFile(self._given.archive) as opened:
             opened.extractall(packages)
         # at the same time as pip, which waits for the network
@@ -111,7 +139,7 @@ class Installation:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         ):
-            options = [self._pip_cache, *self._options]
+            options = self._options
             with tempfile.TemporaryDirectory() as wheels:
                 if self._given.wheels:  # by a client that is among what the trainer needs
                     _run_pip(python, [*options, *self._given.needed])
@@ -122,49 +150,33 @@ class Installation:
                         [*fetch, f"--folder={wheels}"], env=variables, check=False
                     ).returncode:
                         sys.exit(code)  # it has written the record itself
-                    options += [f"--find-links={wheels}/files"]
+                    options = [*options, f"--find-links={wheels}/files"]
                 _run_pip(python, [*options, f"--requirement={self._given.requirements}"])
         if lacks := find_lacks(sys.executable, OF_IMAGE, variables):
-            raise InstallError(CONFIG, f"the image {lacks}: name an image that fits")
-        for each in built.iterdir():
-            if each != packages:
-                shutil.rmtree(each)
-        built.chmod(0o755)
+            raise InstallError(CONFIG, f"the image {lacks}: name another image")
         (built / _NOTE).write_text(_list_files(packages))
 
 
-@contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Wait for pods that install the same. Where their file system has no locks, or one takes too
-    long, each installs for itself, and the first that has it whole is taken by all.
-    """
-    with path.open("wb") as file:
-        last = time.monotonic() + _LONGEST_WAIT
-        while time.monotonic() < last:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.2)
-            except OSError:
-                break
-        yield
-
-
 def _is_whole(tree: Path) -> bool:
-    with suppress(OSError, UnicodeDecodeError):
-        return (tree / _NOTE).read_text() == _list_files(tree / "site")
+    # any other error says nothing of a tree, which others may use
+    with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return (tree / _NOTE).read_bytes() == _list_files(tree / "site").encode()
     return False
 
 
 def _list_files(packages: Path) -> str:
     whole = sha256()
-    for folder, folders, names in os.walk(packages):
+    for folder, folders, names in os.walk(packages, onerror=_fail):
         folders.sort()
         for name in sorted(names):
             path = os.path.join(folder, name)  # noqa: PTH118 - there are ten thousands
-            whole.update(f"{path[len(str(packages)) :]}\0{os.lstat(path).st_size}\0".encode())
+            entry = f"{path[len(str(packages)) :]}\0{os.lstat(path).st_size}\0"
+            whole.update(os.fsencode(entry))
     return whole.hexdigest()
+
+
+def _fail(error: OSError) -> None:
+    raise error
 
 
 def make_environment(root: Path, packages: Path) -> Path:
@@ -192,7 +204,7 @@ def _run_pip(python: Path, arguments: Sequence[str]) -> None:
     pip = [str(python), "-m", "pip"]
     if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode:
         raise InstallError(CONFIG, "the image has no pip: name an image that has")
-    quiet = ("--no-input", "--disable-pip-version-check", "--progress-bar=off")
+    quiet = ("--no-input", "--disable-pip-version-check", "--no-cache-dir", "--progress-bar=off")
     # of the image: this program's archive, and what NVIDIA's images pin
     dropped = (
         {"PYTHONPATH", "PIP_CONSTRAINT"} if "--require-hashes" in arguments else {"PYTHONPATH"}
@@ -210,8 +222,8 @@ def _run_pip(python: Path, arguments: Sequence[str]) -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith(("ERROR:", "    "))]
         text = " ".join(" ".join(lines or done.stderr.splitlines()[-3:]).split())
-        unreachable = _BY_NETWORK.search(done.stderr)
-        raise InstallError(STORAGE if unreachable else DATA, f"pip: {text}"[:_MOST_BYTES])
+        code = STORAGE if _MAY_PASS.search(done.stderr) else DATA
+        raise InstallError(code, f"pip: {text}"[:_MOST_BYTES])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -236,9 +248,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         link.symlink_to(installation.tree / "site")
         link.replace(given.folder / "site")
     except (InstallError, OSError, zipfile.BadZipFile) as error:
-        code = CONFIG if isinstance(error, PermissionError) else STORAGE
-        code = error.code if isinstance(error, InstallError) else code
+        code = error.code if isinstance(error, InstallError) else STORAGE
         message = f"spec.install: {error}"
+        if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+            code, message = CONFIG, f"{message}: user {os.getuid()} must be able to write there"
         log.error("packages-failed", message=message, code=code)
         record = {"code": code, "cause": _CAUSES[code], "outcome": "failed", "message": message}
         if given.termination_message is not None:

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -59,7 +59,10 @@ def check_torch() -> None:
     """Raises `KdistError` if torch is not installed in kdist's environment, or too old."""
     has = "none"
     if find_spec("torch") is not None:
-        has = f"torch {found}" if is_older(found := version("torch"), OF_IMAGE["torch"]) else ""
+        has = ""
+        with suppress(PackageNotFoundError):  # of a build from source, whose version is unknown
+            found = version("torch")
+            has = f"torch {found}" if is_older(found, OF_IMAGE["torch"]) else ""
     if has:
         raise KdistError(
             f"kdist run needs {OF_IMAGE['torch']} in the environment of kdist: {sys.prefix} has "

@@ -135,6 +135,7 @@ def test_the_archive_is_the_trainer_and_the_same_bytes_whenever_it_is_made() -> 
         ({"wheels": {"claim": "w", "path": "../x"}}, "must not contain `..`"),
         ({"wheels": {"claim": "w", "url": "s3://bucket/w"}}, "needs exactly one of claim and url"),
         ({"wheels": {"url": "s3://bucket/w", "path": "x"}}, "is a path in a claim"),
+        ({"wheels": {"url": "s3://bucket/w"}, "lock": LOCK}, "cannot be used with wheels.url"),
         ({"cache": {}}, "needs exactly one of claim and hostPath"),
         ({"cache": {"hostPath": "/var/../etc"}}, "must not contain `..`"),
     ],
@@ -180,7 +181,10 @@ URL: dict[str, Any] = {
     "size": "1Gi",
     "sha256": "0123456789abcdef" * 4,
 }
-VARIANTS: list[dict[str, Any]] = [FULL, {**FULL, "wheels": URL, "cache": {"hostPath": "/var/k"}}]
+VARIANTS: list[dict[str, Any]] = [
+    FULL,
+    {**FULL, "wheels": URL, "cache": {"hostPath": "/var/k"}, "lock": []},
+]
 INSTALL_LEAVES = [
     (variant, path)
     for variant, install in enumerate(VARIANTS)

@@ -44,7 +44,8 @@ def lock_packages(
     if install is None or install.lock:
         return job, []
     lock, problem = _known(job, install, before), ""
-    if not lock and install.wheels is not None and install.index is None:
+    wheels = install.wheels
+    if not lock and wheels is not None and (install.index is None or wheels.url is not None):
         problem = "they are in a folder of wheels"
     elif not lock:
         lock, problem = _resolve(render.list_packages(job), install)

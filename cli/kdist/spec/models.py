@@ -528,6 +528,12 @@ class Install(CheckedModel):
     def _violations(self) -> Iterator[Violation]:
         if self.index is not None:
             yield from check_endpoint(self.index, "index")
+        if self.lock and self.wheels is not None and self.wheels.url is not None:
+            yield Violation(
+                "cannot be used with wheels.url: what fetches the wheels is not locked",
+                "lock",
+                ("lock", "wheels.url"),
+            )
 
 
 class Toleration(CheckedModel):

@@ -80,9 +80,10 @@ def test_what_was_locked_stays_until_the_job_names_other_packages(
 def test_what_cannot_be_locked_is_said_and_what_cannot_be_installed_is_refused(
     api: Api, store: Store, file: Path, kdist: Kdist, uv: Uv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheels = ("--set", "spec.install={wheels: {claim: wheels}}")
-    sent = kdist("apply", str(file), *wheels)
-    assert "are not locked (they are in a folder of wheels)" in sent.stderr
+    index = "index: 'https://pypi.example.com/simple'"
+    for given in ("{claim: wheels}", "{url: 's3://team/wheels'}, " + index):
+        sent = kdist("apply", str(file), "--set", f"spec.install={{wheels: {given}}}")
+        assert "are not locked (they are in a folder of wheels)" in sent.stderr
     assert lock_of(store) == []
     assert uv.calls() == []
     uv.answer("", error="error: Failed to fetch: https://pypi.example.com/simple/einops/", code=2)

@@ -1,8 +1,9 @@
 """Numbers, names and lists that sentences of the documentation repeat are those of the code.
 
-A row has a page, a part of a sentence with `{}` for each fact, and the places of these facts:
-`MODULE:NAME`, where a name may go on with a field of a model, an attribute or a key. Whoever
-changes such a fact is told the page and what it has to say.
+Each page has rows: a part of a sentence with `{}` for each fact, and the places of these facts,
+`MODULE:NAME`. A module that begins with `.` is one of `kdist_trainer`, and a name may go on with a
+field of a model, an attribute or a key. Whoever changes such a fact is told the page and what it
+has to say.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kdist_trainer.agent.restart_policy import _backoff_seconds
 from kdist_trainer.config import Exit
 from kdist_trainer.formats.requirements import REQUIREMENTS
 from kdist_trainer.processes.signals import kill_deadline
-from tests.docs.blocks import DOCS
+from tests.docs.blocks import DOCS, PAGES
 from tests.house.tree import ROOT, files
 
 COUNTED: Final = (
@@ -46,562 +47,273 @@ TIMES: Final = {
     3600.0: "an hour",
     86_400.0: "a day",
 }
-AGENT: Final = "kdist_trainer.agent."
-SAVES: Final = "kdist_trainer.checkpoint."
-CONFIG: Final = "kdist_trainer.config."
 
-FACTS: Final[tuple[tuple[str, ...], ...]] = (
-    # bench
-    (
-        "how-to/bench.md",
-        "exchanges {:size}: one pair at a time for up to {} ranks",
-        "kdist_trainer.distributed.measure:NBYTES",
-        "kdist_trainer.distributed.measure:MAX_SEQUENTIAL",
-    ),
-    (
-        "how-to/bench.md",
-        "The fastest of {:word} rounds counts",
-        "kdist_trainer.worker:_EFFORT.rounds",
-    ),
-    (
-        "how-to/bench.md",
-        "within `timeoutSeconds` ({})",
-        f"{CONFIG}training:Preflight.timeout_seconds",
-    ),
-    (
-        "how-to/bench.md",
-        "the same matrix product for {:time} on all of them",
-        "kdist_trainer.distributed.health_check:_SECONDS",
-    ),
-    (
-        "how-to/bench.md",
-        "ends with exit code {:or}, ends the job",
-        "kdist_trainer.distributed.health_check:_NOT_RUN",
-    ),
-    # the controller, and nodes
-    (
-        "how-to/controller.md",
-        "After the {:nth} fault of a machine",
-        "kdist_controller.node_recovery:AVOIDANCE.faults",
-    ),
-    (
-        "how-to/controller.md",
-        "After {:time} the node is used again",
-        "kdist_controller.node_recovery:AVOIDANCE.seconds",
-    ),
-    (
-        "how-to/controller.md",
-        "avoids at most {:word} nodes",
-        "kdist_controller.node_recovery:_MOST_AVOIDED",
-    ),
-    (
-        "how-to/controller.md",
-        "one agent of each job every {} s",
-        "kdist_controller.agent_poller:INTERVAL_SECONDS",
-    ),
-    (
-        "reference/runbooks.md",
-        "has seen {:word} faults of that machine",
-        "kdist_controller.node_recovery:AVOIDANCE.faults",
-    ),
-    (
-        "reference/runbooks.md",
-        "keeps its pods away for {:time}",
-        "kdist_controller.node_recovery:AVOIDANCE.seconds",
-    ),
-    (
-        "reference/runbooks.md",
-        "avoids at most {:word} nodes",
-        "kdist_controller.node_recovery:_MOST_AVOIDED",
-    ),
-    (
-        "how-to/dead-node.md",
-        "stay away for {:time}, or",
-        "kdist.recovery.avoidance:AVOID_SECONDS",
-    ),
-    (
-        "how-to/dead-node.md",
-        "to the dead node for up to {:minutes} after",
-        "kdist.recovery.decision:FORCE_DETACH_SECONDS",
-    ),
-    (
-        "how-to/dead-node.md",
-        "A script on gloo takes {:time}",
-        f"{AGENT}hangs:SCRIPT_SILENT_SECONDS",
-    ),
-    (
-        "how-to/dead-node.md",
-        "the time of {:word} more Lease",
-        "kdist.recovery.decision:MORE_LEASES",
-    ),
-    (
-        "reference/commands.md",
-        "it takes {:word} more Lease",
-        "kdist.recovery.decision:MORE_LEASES",
-    ),
-    # data and checkpoints
-    (
-        "how-to/data-and-checkpoints.md",
-        "per node ({} unless given)",
-        f"{CONFIG}sources:DEFAULT_SIZE",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "has come within the last {:time}",
-        "kdist_trainer.fetch:STALL_SECONDS",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "the next is tried {0} seconds later, then {0:twice}",
-        f"{SAVES}checkpointer:_FIRST_PAUSE",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "the median of the last {:word}",
-        f"{SAVES}interval:_COSTS",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "Without any so far, {:time} is assumed",
-        f"{SAVES}interval:_EXPECTED_SECONDS",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "The last {} failures in the run's ledger",
-        f"{SAVES}interval:_LOSSES",
-    ),
-    ("how-to/data-and-checkpoints.md", "at least {} s, and", f"{SAVES}interval:_LEAST_SECONDS"),
-    (
-        "how-to/data-and-checkpoints.md",
-        "at most {:time}, or {} times the cost if that is more; never more than {:time}.",
-        f"{SAVES}interval:_MOST_SECONDS",
-        f"{SAVES}interval:_MOST_COSTS",
-        f"{SAVES}interval:LONGEST_INTERVAL",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "It goes below {} s, down to {} s, only after",
-        f"{SAVES}interval:_LEAST_SECONDS",
-        f"{SAVES}interval:_LEAST_AFTER_LOSS",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "The first save comes after {} s",
-        f"{SAVES}interval:_LEAST_SECONDS",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "by {:share} or more, at most every {:time}, and",
-        f"{SAVES}interval:_CHANGE",
-        f"{SAVES}interval:_REPORT_SECONDS",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "older ones that are at least {:time} apart",
-        f"{CONFIG}training:SECONDS_APART",
-    ),
-    (
-        "reference/job-yaml.md",
-        "older ones that are at least {:time} apart",
-        f"{CONFIG}training:SECONDS_APART",
-    ),
-    (
-        "reference/script-api.md",
-        "checkpoints that are at least {:time} apart",
-        f"{CONFIG}training:SECONDS_APART",
-    ),
-    (
-        "reference/job-yaml.md",
-        "and is between {} s ({} s after the first of them) and {:time}.",
-        f"{SAVES}interval:_LEAST_SECONDS",
-        f"{SAVES}interval:_LEAST_AFTER_LOSS",
-        f"{SAVES}interval:LONGEST_INTERVAL",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "holds the whole model, of up to {:size},",
-        "kdist_trainer.training.training_state:MOST_BYTES",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "for models of more than {:size}, the run",
-        "kdist_trainer.training.training_state:MOST_BYTES",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "a request is tried again for up to {:time}",
-        "kdist_trainer.object_store.store:RETRY_SECONDS",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "The last {:time} of a node's kept log",
-        "kdist_trainer.object_store.files:FLUSH_SECONDS",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "written to the bucket again every {:time}",
-        "kdist_trainer.object_store.files:FLUSH_SECONDS",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "wait for room, {:words} to {:time} before each new try",
-        f"{AGENT}agent:FULL_SECONDS",
-        f"{AGENT}agent:_MAX_FULL_SECONDS",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "after {0} seconds, {0:twice} and so on, or",
-        f"{SAVES}checkpointer:_FIRST_PAUSE",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "After {:time}, which is as long as anything",
-        f"{SAVES}checkpointer:LONGEST_SECONDS",
-    ),
-    (
-        "how-to/data-and-checkpoints.md",
-        "waits for it no longer than {:time}, and",
-        "kdist_trainer.processes.threads:ANSWER_SECONDS",
-    ),
-    (
-        "explanation/recovery.md",
-        "does not answer within {:time}",
-        "kdist_trainer.processes.threads:ANSWER_SECONDS",
-    ),
-    # hangs and drills
-    (
-        "how-to/debugging-a-hang.md",
-        "after the time of {:word} typical steps, but not before {:time}",
-        "kdist.diagnose.runtime:_STEPS",
-        "kdist.diagnose.runtime:_SHORT",
-    ),
-    (
-        "how-to/running-jobs.md",
-        "after the time of {:word} typical steps, at least {} s",
-        "kdist.diagnose.runtime:_STEPS",
-        "kdist.diagnose.runtime:_SHORT",
-    ),
-    (
-        "how-to/debugging-a-hang.md",
-        "was seen of it for {} seconds, and then once {:time}",
-        f"{AGENT}hangs:LOOK_SECONDS",
-        f"{AGENT}hangs:MAX_LOOK_SECONDS",
-    ),
-    (
-        "how-to/drill.md",
-        "and {:share} as long again, but at least {} s",
-        "kdist.drill.faults:_SILENCE_RATIO",
-        "kdist.drill.faults:_LEAST_SILENCE",
-    ),
-    (
-        "how-to/drill.md",
-        "fewer than {:word} restarts of `maxRestarts` are left",
-        "kdist.drill.faults:_LEAST_RESTARTS",
-    ),
-    (
-        "reference/commands.md",
-        "the job gets to train again ({:short})",
-        "kdist.drill.drill:TIMEOUT",
-    ),
-    # clusters
-    (
-        "how-to/kubernetes.md",
-        "More than {:size} goes to the bucket",
-        "kdist.manifest:CONFIG_MAP_BYTES",
-    ),
-    (
-        "how-to/kubernetes.md",
-        "the files of `spec.code`, at most {:size},",
-        "kdist.manifest:CONFIG_MAP_BYTES",
-    ),
-    ("explanation/security.md", "or, more than {:size}, to", "kdist.manifest:CONFIG_MAP_BYTES"),
-    ("reference/job-yaml.md", "up to {:size} in a ConfigMap", "kdist.manifest:CONFIG_MAP_BYTES"),
-    (
-        "how-to/kubernetes.md",
-        "the image needs Python {:version}, torch",
-        "kdist_trainer.formats.requirements:OLDEST_PYTHON",
-    ),
-    (
-        "how-to/kubernetes.md",
-        "for all packages on a node, {} unless given",
-        "kdist.spec.models:PACKAGES_SIZE",
-    ),
-    ("how-to/kubernetes.md", "one of the {:len} kinds", "kdist.backends:NAMES"),
-    ("how-to/kubernetes.md", "Job | Kubernetes {:version} |", "kdist.doctor.cluster_checks:OLDEST"),
-    (
-        "how-to/kubernetes.md",
-        "is reported once and retried for {:time} (`--timeout`), an unreachable admission webhook "
-        "for {:time}",
-        "kdist.cluster.transport:RETRY_SECONDS",
-        "kdist.cluster.transport:WEBHOOK_SECONDS",
-    ),
-    (
-        "how-to/kubernetes.md",
-        "a job of more than {} nodes",
-        "kdist_trainer.rendezvous.state:_MOST_SINGLE",
-    ),
-    (
-        "explanation/recovery.md",
-        "With more than {} nodes",
-        "kdist_trainer.rendezvous.state:_MOST_SINGLE",
-    ),
-    # running jobs
-    (
-        "how-to/running-jobs.md",
-        "next to the checkpoints, {:quantity} unless `spec.logs.keep`",
-        f"{CONFIG}train_config:Logs.keep",
-    ),
-    (
-        "how-to/running-jobs.md",
-        "if {:size} of its memory are free",
-        "kdist_trainer.tensorboard.__main__:NEEDED_BYTES",
-    ),
-    (
-        "how-to/running-jobs.md",
-        "`kdist resume` in the last {:time}",
-        "kdist.status.job_status:_START_SECONDS",
-    ),
-    (
-        "how-to/running-jobs.md",
-        "at least {:word} worker groups in a row",
-        f"{AGENT}restart_policy:LOSSES",
-    ),
-    # scripts
-    (
-        "how-to/scripts.md",
-        "the first call more than {:time} later",
-        "kdist_trainer.formats:SAME_REQUEST_SECONDS",
-    ),
-    (
-        "reference/script-api.md",
-        "at a call more than {:time} later",
-        "kdist_trainer.formats:SAME_REQUEST_SECONDS",
-    ),
-    (
-        "how-to/scripts.md",
-        "less {:share} of it (at most {} s) that the agent needs",
-        "kdist_trainer.processes.signals:_EXIT_SHARE",
-        "kdist_trainer.processes.signals:_MOST_EXIT",
-    ),
-    (
-        "how-to/scripts.md",
-        "The first {:digits} characters of a line count",
-        "kdist_trainer.script.printed_progress:_LONGEST_LINE",
-    ),
-    (
-        "how-to/scripts.md",
-        "needs more than {:time} of CPU time for a line",
-        "kdist_trainer.script.printed_progress:_MATCH_SECONDS",
-    ),
-    (
-        "how-to/scripts.md",
-        "prints at most one line every {:time}",
-        f"{AGENT}logs:LOG_SECONDS",
-    ),
-    ("how-to/scripts.md", "at {:quantity} `log` becomes `log.1`", f"{AGENT}logs:DEFAULT_LIMIT"),
-    ("how-to/scripts.md", "buffers up to {:size} for a slow reader", f"{AGENT}logs:LIMIT"),
-    (
-        "how-to/scripts.md",
-        "without progress ({} if the job names no number)",
-        f"{CONFIG}train_config:DEFAULT_RESTARTS",
-    ),
-    (
-        "how-to/migrating.md",
-        "up to {} restarts without progress",
-        f"{CONFIG}train_config:DEFAULT_RESTARTS",
-    ),
-    (
-        "how-to/scripts.md",
-        "when it occurs for the {:nth} time",
-        "kdist_trainer.causes.row:MAX_REPEATS",
-    ),
-    (
-        "how-to/scripts.md",
-        "without progress end the job, {} by default",
-        f"{CONFIG}train_config:DEFAULT_RESTARTS",
-    ),
-    (
-        "explanation/recovery.md",
-        "`restart.deviceFaults` of them ({})",
-        f"{CONFIG}train_config:DEFAULT_RESTARTS",
-    ),
-    (
-        "reference/runbooks.md",
-        "{:word} of them without progress end the job (`restart.deviceFaults`",
-        f"{CONFIG}train_config:DEFAULT_RESTARTS",
-    ),
-    (
-        "how-to/trackers.md",
-        "what is missing is sent {:time} later",
-        f"{AGENT}tracker_process:_RETRY_SECONDS",
-    ),
-    (
-        "how-to/trackers.md",
-        "what is missing is sent {:time} later",
-        "kdist_trainer.tracker.__main__:_RETRY_SECONDS",
-    ),
-    (
-        "how-to/trackers.md",
-        "waits up to {} s for the rest",
-        f"{AGENT}tracker_process:_END_SECONDS",
-    ),
-    (
-        "how-to/trackers.md",
-        "`pip install '{}'` or `'{}'`",
-        f"{AGENT}tracker_process:PACKAGES.wandb",
-        f"{AGENT}tracker_process:PACKAGES.mlflow",
-    ),
-    # the managed loop
-    (
-        "how-to/training.md",
-        "After {:word} rollbacks to one checkpoint",
-        "kdist_trainer.training.gradient_guard:MAX_ROLLBACKS",
-    ),
-    (
-        "how-to/training.md",
-        "the mean of about the last {:memory} steps",
-        "kdist_trainer.training.gradient_guard:_DECAY",
-    ),
-    (
-        "how-to/training.md",
-        "at most {:rate} points a second",
-        "kdist_trainer.tensorboard.writer:MIN_INTERVAL_SECONDS",
-    ),
-    (
-        "how-to/training.md",
-        "{0} to {0:double} seconds after the last compilation",
-        f"{AGENT}compile_cache:_QUIET_SECONDS",
-    ),
-    (
-        "how-to/training.md",
-        "`size`, {} unless given",
-        f"{CONFIG}sources:DEFAULT_SIZE",
-    ),
-    (
-        "how-to/training.md",
-        "until nothing has come for {:time}",
-        "kdist_trainer.fetch:STALL_SECONDS",
-    ),
-    (
-        "how-to/training.md",
-        "whole tensors in buckets of {:size}",
-        "kdist_trainer.distributed.checkpoint_group:BUCKET_BYTES",
-    ),
-    (
-        "how-to/training.md",
-        "For sets of less than {} samples",
-        "kdist_trainer.data.sampler:LARGE",
-    ),
-    (
-        "how-to/training.md",
-        "{} rounds of splitmix64's finisher",
-        "kdist_trainer.data.sampler:FeistelOrder.rounds",
-    ),
-    (
-        "how-to/training.md",
-        "the newest {:word}) and copied",
-        "kdist_trainer.profiling.requests:_KEPT",
-    ),
-    (
-        "how-to/training.md",
-        "are also compared every {:time}",
-        f"{AGENT}hangs:COMPARE_SECONDS",
-    ),
-    (
-        "how-to/upgrading.md",
-        "keep the {} s of their version",
-        "kdist_controller.resource:_FORMER_INTERVAL.seconds",
-    ),
-    (
-        "how-to/workflows.md",
-        "tells Trainer every {:time}",
-        f"{AGENT}trainjob_status:_SECONDS",
-    ),
-    (
-        "how-to/workflows.md",
-        "`ttlSecondsAfterFinished` ({:time}, unless set)",
-        "kdist.spec.training_job:Spec.ttl_seconds_after_finished",
-    ),
-    # recovery
-    (
-        "explanation/recovery.md",
-        "has not answered for {} seconds",
-        "kdist_trainer.rendezvous.membership:SILENCE_SECONDS",
-    ),
-    (
-        "explanation/recovery.md",
-        "does not leave within {:time}",
-        f"{AGENT}worker_group:LEAVE_SECONDS",
-    ),
-    (
-        "explanation/recovery.md",
-        "or after {:time}, does the node ask to join",
-        f"{AGENT}worker_group:READY_SECONDS",
-    ),
-    (
-        "explanation/recovery.md",
-        "they give it {:time} to connect",
-        "kdist_trainer.distributed.world:_CONNECT_TIMEOUT",
-    ),
-    (
-        "explanation/security.md",
-        "digests ({:digest}, which",
-        "kdist_trainer.formats.digest:WRITTEN",
-    ),
-    (
-        "reference/workloads.md",
-        "must reduce its loss; {} and {} unless given",
-        "kdist_trainer.testing:check_workload.__kwdefaults__.samples",
-        "kdist_trainer.testing:check_workload.__kwdefaults__.steps",
-    ),
-    # what is needed
-    (
-        "../README.md",
-        "Python {:version} or newer",
-        "kdist_trainer.formats.requirements:OLDEST_PYTHON",
-    ),
-    (
-        "how-to/install.md",
-        "You need Python {:version} or newer",
-        "kdist_trainer.formats.requirements:OLDEST_PYTHON",
-    ),
-    (
-        "how-to/upgrading.md",
-        "needs torch {:needed} or newer, the command line Python {:version} or newer, and the "
-        "chart Kubernetes {:version} or newer",
-        "kdist_trainer.formats.requirements:OF_IMAGE.torch",
-        "kdist_trainer.formats.requirements:OLDEST_PYTHON",
-        "kdist.doctor.cluster_checks:OLDEST",
-    ),
-    (
-        "explanation/security.md",
-        "torch is at least {:needed},",
-        "kdist_trainer.formats.requirements:OF_IMAGE.torch",
-    ),
-    (
-        "../charts/kdist/README.md",
-        "Kubernetes {:version} or newer",
-        "kdist.doctor.cluster_checks:OLDEST",
-    ),
-    # the job file
-    (
-        "reference/job-yaml.md",
-        "The file is YAML 1.2, of at most {:size}",
-        "kdist.job_file.yaml_parser:MAX_BYTES",
-    ),
-    (
-        "reference/job-yaml.md",
-        "up to {} values and {} levels",
-        "kdist.job_file.yaml_parser:MAX_NODES",
-        "kdist.job_file.yaml_parser:MAX_DEPTH",
-    ),
-    (
-        "reference/job-yaml.md",
-        "At most {} URLs can be fetched",
-        "kdist.spec.sources:MOST_SOURCES",
-    ),
-    ("../CONTRIBUTING.md", "{} at most. A function", "tests.house.rules:LONGEST_FILE"),
-)
+FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
+    "how-to/bench.md": (
+        (
+            "exchanges {:size}: one pair at a time for up to {} ranks",
+            ".distributed.measure:NBYTES",
+            ".distributed.measure:MAX_SEQUENTIAL",
+        ),
+        ("The fastest of {:word} rounds counts", ".worker:_EFFORT.rounds"),
+        ("within `timeoutSeconds` ({})", ".config.training:Preflight.timeout_seconds"),
+        (
+            "the same matrix product for {:time} on all of them",
+            ".distributed.health_check:_SECONDS",
+        ),
+        ("ends with exit code {:or}, ends the job", ".distributed.health_check:_NOT_RUN"),
+    ),
+    "how-to/controller.md": (
+        ("After the {:nth} fault of a machine", "kdist_controller.node_recovery:AVOIDANCE.faults"),
+        (
+            "After {:time} the node is used again",
+            "kdist_controller.node_recovery:AVOIDANCE.seconds",
+        ),
+        ("avoids at most {:word} nodes", "kdist_controller.node_recovery:_MOST_AVOIDED"),
+        ("one agent of each job every {} s", "kdist_controller.agent_poller:INTERVAL_SECONDS"),
+    ),
+    "reference/runbooks.md": (
+        (
+            "has seen {:word} faults of that machine",
+            "kdist_controller.node_recovery:AVOIDANCE.faults",
+        ),
+        ("keeps its pods away for {:time}", "kdist_controller.node_recovery:AVOIDANCE.seconds"),
+        ("avoids at most {:word} nodes", "kdist_controller.node_recovery:_MOST_AVOIDED"),
+        (
+            "{:word} of them without progress end the job (`restart.deviceFaults`",
+            ".config.train_config:DEFAULT_RESTARTS",
+        ),
+    ),
+    "how-to/dead-node.md": (
+        ("stay away for {:time}, or", "kdist.recovery.avoidance:AVOID_SECONDS"),
+        (
+            "to the dead node for up to {:minutes} after",
+            "kdist.recovery.decision:FORCE_DETACH_SECONDS",
+        ),
+        ("A script on gloo takes {:time}", ".agent.hangs:SCRIPT_SILENT_SECONDS"),
+        ("the time of {:word} more Lease", "kdist.recovery.decision:MORE_LEASES"),
+    ),
+    "reference/commands.md": (
+        ("it takes {:word} more Lease", "kdist.recovery.decision:MORE_LEASES"),
+        ("the job gets to train again ({:short})", "kdist.drill.drill:TIMEOUT"),
+    ),
+    "how-to/data-and-checkpoints.md": (
+        ("per node ({} unless given)", ".config.sources:DEFAULT_SIZE"),
+        ("has come within the last {:time}", ".fetch:STALL_SECONDS"),
+        (
+            "the next is tried {0} seconds later, then {0:twice}",
+            ".checkpoint.checkpointer:_FIRST_PAUSE",
+        ),
+        ("the median of the last {:word}", ".checkpoint.interval:_COSTS"),
+        ("Without any so far, {:time} is assumed", ".checkpoint.interval:_EXPECTED_SECONDS"),
+        ("The last {} failures in the run's ledger", ".checkpoint.interval:_LOSSES"),
+        ("at least {} s, and", ".checkpoint.interval:_LEAST_SECONDS"),
+        (
+            "at most {:time}, or {} times the cost if that is more; never more than {:time}.",
+            ".checkpoint.interval:_MOST_SECONDS",
+            ".checkpoint.interval:_MOST_COSTS",
+            ".checkpoint.interval:LONGEST_INTERVAL",
+        ),
+        (
+            "It goes below {} s, down to {} s, only after",
+            ".checkpoint.interval:_LEAST_SECONDS",
+            ".checkpoint.interval:_LEAST_AFTER_LOSS",
+        ),
+        ("The first save comes after {} s", ".checkpoint.interval:_LEAST_SECONDS"),
+        (
+            "by {:share} or more, at most every {:time}, and",
+            ".checkpoint.interval:_CHANGE",
+            ".checkpoint.interval:_REPORT_SECONDS",
+        ),
+        ("older ones that are at least {:time} apart", ".config.training:SECONDS_APART"),
+        ("holds the whole model, of up to {:size},", ".training.training_state:MOST_BYTES"),
+        ("for models of more than {:size}, the run", ".training.training_state:MOST_BYTES"),
+        ("a request is tried again for up to {:time}", ".object_store.store:RETRY_SECONDS"),
+        ("The last {:time} of a node's kept log", ".object_store.files:FLUSH_SECONDS"),
+        ("written to the bucket again every {:time}", ".object_store.files:FLUSH_SECONDS"),
+        (
+            "wait for room, {:words} to {:time} before each new try",
+            ".agent.agent:FULL_SECONDS",
+            ".agent.agent:_MAX_FULL_SECONDS",
+        ),
+        ("after {0} seconds, {0:twice} and so on, or", ".checkpoint.checkpointer:_FIRST_PAUSE"),
+        ("After {:time}, which is as long as anything", ".checkpoint.checkpointer:LONGEST_SECONDS"),
+        ("waits for it no longer than {:time}, and", ".processes.threads:ANSWER_SECONDS"),
+    ),
+    "reference/job-yaml.md": (
+        ("older ones that are at least {:time} apart", ".config.training:SECONDS_APART"),
+        (
+            "and is between {} s ({} s after the first of them) and {:time}.",
+            ".checkpoint.interval:_LEAST_SECONDS",
+            ".checkpoint.interval:_LEAST_AFTER_LOSS",
+            ".checkpoint.interval:LONGEST_INTERVAL",
+        ),
+        ("up to {:size} in a ConfigMap", "kdist.manifest:CONFIG_MAP_BYTES"),
+        ("The file is YAML 1.2, of at most {:size}", "kdist.job_file.yaml_parser:MAX_BYTES"),
+        (
+            "up to {} values and {} levels",
+            "kdist.job_file.yaml_parser:MAX_NODES",
+            "kdist.job_file.yaml_parser:MAX_DEPTH",
+        ),
+        ("At most {} URLs can be fetched", "kdist.spec.sources:MOST_SOURCES"),
+    ),
+    "reference/script-api.md": (
+        ("checkpoints that are at least {:time} apart", ".config.training:SECONDS_APART"),
+        ("at a call more than {:time} later", ".formats:SAME_REQUEST_SECONDS"),
+    ),
+    "explanation/recovery.md": (
+        ("does not answer within {:time}", ".processes.threads:ANSWER_SECONDS"),
+        ("With more than {} nodes", ".rendezvous.state:_MOST_SINGLE"),
+        ("`restart.deviceFaults` of them ({})", ".config.train_config:DEFAULT_RESTARTS"),
+        ("has not answered for {} seconds", ".rendezvous.membership:SILENCE_SECONDS"),
+        ("does not leave within {:time}", ".agent.worker_group:LEAVE_SECONDS"),
+        ("or after {:time}, does the node ask to join", ".agent.worker_group:READY_SECONDS"),
+        ("they give it {:time} to connect", ".distributed.world:_CONNECT_TIMEOUT"),
+    ),
+    "how-to/debugging-a-hang.md": (
+        (
+            "after the time of {:word} typical steps, but not before {:time}",
+            "kdist.diagnose.runtime:_STEPS",
+            "kdist.diagnose.runtime:_SHORT",
+        ),
+        (
+            "was seen of it for {} seconds, and then once {:time}",
+            ".agent.hangs:LOOK_SECONDS",
+            ".agent.hangs:MAX_LOOK_SECONDS",
+        ),
+    ),
+    "how-to/running-jobs.md": (
+        (
+            "after the time of {:word} typical steps, at least {} s",
+            "kdist.diagnose.runtime:_STEPS",
+            "kdist.diagnose.runtime:_SHORT",
+        ),
+        (
+            "next to the checkpoints, {:quantity} unless `spec.logs.keep`",
+            ".config.train_config:Logs.keep",
+        ),
+        ("if {:size} of its memory are free", ".tensorboard.__main__:NEEDED_BYTES"),
+        ("`kdist resume` in the last {:time}", "kdist.status.job_status:_START_SECONDS"),
+        ("at least {:word} worker groups in a row", ".agent.restart_policy:LOSSES"),
+    ),
+    "how-to/drill.md": (
+        (
+            "and {:share} as long again, but at least {} s",
+            "kdist.drill.faults:_SILENCE_RATIO",
+            "kdist.drill.faults:_LEAST_SILENCE",
+        ),
+        (
+            "fewer than {:word} restarts of `maxRestarts` are left",
+            "kdist.drill.faults:_LEAST_RESTARTS",
+        ),
+    ),
+    "how-to/kubernetes.md": (
+        ("More than {:size} goes to the bucket", "kdist.manifest:CONFIG_MAP_BYTES"),
+        ("the files of `spec.code`, at most {:size},", "kdist.manifest:CONFIG_MAP_BYTES"),
+        ("the image needs Python {:version}, torch", ".formats.requirements:OLDEST_PYTHON"),
+        ("for all packages on a node, {} unless given", "kdist.spec.models:PACKAGES_SIZE"),
+        ("one of the {:len} kinds", "kdist.backends:NAMES"),
+        ("Job | Kubernetes {:version} |", "kdist.doctor.cluster_checks:OLDEST"),
+        (
+            "is reported once and retried for {:time} (`--timeout`), an unreachable admission "
+            "webhook for {:time}",
+            "kdist.cluster.transport:RETRY_SECONDS",
+            "kdist.cluster.transport:WEBHOOK_SECONDS",
+        ),
+        ("a job of more than {} nodes", ".rendezvous.state:_MOST_SINGLE"),
+    ),
+    "explanation/security.md": (
+        ("or, more than {:size}, to", "kdist.manifest:CONFIG_MAP_BYTES"),
+        ("digests ({:digest}, which", ".formats.digest:WRITTEN"),
+        ("torch is at least {:needed},", ".formats.requirements:OF_IMAGE.torch"),
+    ),
+    "how-to/scripts.md": (
+        ("the first call more than {:time} later", ".formats:SAME_REQUEST_SECONDS"),
+        (
+            "less {:share} of it (at most {} s) that the agent needs",
+            ".processes.signals:_EXIT_SHARE",
+            ".processes.signals:_MOST_EXIT",
+        ),
+        (
+            "The first {:digits} characters of a line count",
+            ".script.printed_progress:_LONGEST_LINE",
+        ),
+        (
+            "needs more than {:time} of CPU time for a line",
+            ".script.printed_progress:_MATCH_SECONDS",
+        ),
+        ("prints at most one line every {:time}", ".agent.logs:LOG_SECONDS"),
+        ("at {:quantity} `log` becomes `log.1`", ".agent.logs:DEFAULT_LIMIT"),
+        ("buffers up to {:size} for a slow reader", ".agent.logs:LIMIT"),
+        (
+            "without progress ({} if the job names no number)",
+            ".config.train_config:DEFAULT_RESTARTS",
+        ),
+        ("when it occurs for the {:nth} time", ".causes.row:MAX_REPEATS"),
+        ("without progress end the job, {} by default", ".config.train_config:DEFAULT_RESTARTS"),
+    ),
+    "how-to/migrating.md": (
+        ("up to {} restarts without progress", ".config.train_config:DEFAULT_RESTARTS"),
+    ),
+    "how-to/trackers.md": (
+        ("what is missing is sent {:time} later", ".agent.tracker_process:_RETRY_SECONDS"),
+        ("what is missing is sent {:time} later", ".tracker.__main__:_RETRY_SECONDS"),
+        ("waits up to {} s for the rest", ".agent.tracker_process:_END_SECONDS"),
+        (
+            "`pip install '{}'` or `'{}'`",
+            ".agent.tracker_process:PACKAGES.wandb",
+            ".agent.tracker_process:PACKAGES.mlflow",
+        ),
+    ),
+    "how-to/training.md": (
+        ("After {:word} rollbacks to one checkpoint", ".training.gradient_guard:MAX_ROLLBACKS"),
+        ("the mean of about the last {:memory} steps", ".training.gradient_guard:_DECAY"),
+        ("at most {:rate} points a second", ".tensorboard.writer:MIN_INTERVAL_SECONDS"),
+        (
+            "{0} to {0:double} seconds after the last compilation",
+            ".agent.compile_cache:_QUIET_SECONDS",
+        ),
+        ("`size`, {} unless given", ".config.sources:DEFAULT_SIZE"),
+        ("until nothing has come for {:time}", ".fetch:STALL_SECONDS"),
+        ("whole tensors in buckets of {:size}", ".distributed.checkpoint_group:BUCKET_BYTES"),
+        ("For sets of less than {} samples", ".data.sampler:LARGE"),
+        ("{} rounds of splitmix64's finisher", ".data.sampler:FeistelOrder.rounds"),
+        ("the newest {:word}) and copied", ".profiling.requests:_KEPT"),
+        ("are also compared every {:time}", ".agent.hangs:COMPARE_SECONDS"),
+    ),
+    "how-to/upgrading.md": (
+        ("keep the {} s of their version", "kdist_controller.resource:_FORMER_INTERVAL.seconds"),
+        (
+            "needs torch {:needed} or newer, the command line Python {:version} or newer, "
+            "and the chart Kubernetes {:version} or newer",
+            ".formats.requirements:OF_IMAGE.torch",
+            ".formats.requirements:OLDEST_PYTHON",
+            "kdist.doctor.cluster_checks:OLDEST",
+        ),
+    ),
+    "how-to/workflows.md": (
+        ("tells Trainer every {:time}", ".agent.trainjob_status:_SECONDS"),
+        (
+            "`ttlSecondsAfterFinished` ({:time}, unless set)",
+            "kdist.spec.training_job:Spec.ttl_seconds_after_finished",
+        ),
+    ),
+    "reference/workloads.md": (
+        (
+            "must reduce its loss; {} and {} unless given",
+            ".testing:check_workload.__kwdefaults__.samples",
+            ".testing:check_workload.__kwdefaults__.steps",
+        ),
+    ),
+    "../README.md": (("Python {:version} or newer", ".formats.requirements:OLDEST_PYTHON"),),
+    "how-to/install.md": (
+        ("You need Python {:version} or newer", ".formats.requirements:OLDEST_PYTHON"),
+    ),
+    "../charts/kdist/README.md": (
+        ("Kubernetes {:version} or newer", "kdist.doctor.cluster_checks:OLDEST"),
+    ),
+    "../CONTRIBUTING.md": (("{} at most. A function", "tests.house.rules:LONGEST_FILE"),),
+}
 
 
 class Shown:
@@ -658,7 +370,7 @@ def say_time(seconds: float) -> str:
 def find(place: str) -> Any:
     """The value at a place."""
     module, _, path = place.partition(":")
-    found: Any = resolve_name(module)
+    found: Any = resolve_name(f"kdist_trainer{module}" if module.startswith(".") else module)
     for name in path.split("."):
         if isinstance(found, type) and issubclass(found, BaseModel):
             found = found.model_fields[name].get_default(call_default_factory=True)
@@ -676,10 +388,12 @@ def read(page: str) -> str:
 
 def test_a_sentence_says_what_the_code_has() -> None:
     wrong = []
-    for page, template, *places in FACTS:
-        sentence = template.format(*(Shown(find(place)) for place in places))
-        if sentence not in read(page):
-            wrong.append(f"{page} has to say: {sentence} ({', '.join(places)})")
+    for page, rows in FACTS.items():
+        text = read(page)
+        for template, *places in rows:
+            sentence = template.format(*(Shown(find(place)) for place in places))
+            if sentence not in text:
+                wrong.append(f"{page} has to say: {sentence} ({', '.join(places)})")
     assert wrong == []
 
 
@@ -734,15 +448,11 @@ def test_a_default_in_parentheses_behind_a_field_is_its_default() -> None:
                 fields.setdefault(name, set()).add(str(field["default"]))
     found = [
         (page.name, name, number)
-        for page in pages()
+        for page in PAGES
         for name, number in re.findall(r"`([a-z]+[A-Z]\w+)`\*{0,2} \((\d+)\)", page.read_text())
     ]
     assert len(found) >= 5
     assert [each for each in found if each[2] not in fields.get(each[1], ())] == []
-
-
-def pages() -> list[Any]:
-    return [path for path in files() if path.suffix == ".md" and path.is_relative_to(DOCS)]
 
 
 def test_every_exit_code_in_a_sentence_is_one_of_the_tables() -> None:
@@ -751,7 +461,7 @@ def test_every_exit_code_in_a_sentence_is_one_of_the_tables() -> None:
     written = r"exit codes? (\d+)|(?:exits?|ends?) with (\d+)\b(?! ranks)|\((6[4-9]|7\d|20\d)\)"
     found = {
         (page.name, int(code))
-        for page in pages()
+        for page in PAGES
         for each in re.findall(written, page.read_text())
         for code in filter(None, each)
     }

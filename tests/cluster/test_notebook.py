@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.conftest import BURST, Job
 from tests.cluster.namespace import Namespace
-from tests.docs.notebook import CELLS, run_cells
+from tests.docs.notebook import CELLS, check_texts, run_cells
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.sampled]
 
@@ -32,10 +32,5 @@ def test_the_cells_of_the_notebook_run_in_a_cluster(
     fields["podTemplate"] = {"spec": {"containers": [BURST]}}
     train = TRAIN.format(fields=fields, namespace=namespace.name)
     _, *texts = run_cells([train, *CELLS], tmp_path, namespace.environment)
-    assert "rank 0 of 2: loss 0." in texts[2]
-    assert "rank 1 of 2: loss 0." in texts[2]
-    assert "<td style='text-align:left'>Succeeded " in texts[3]
-    assert "make it inside the function" in texts[4]
-    assert "at step 200" in texts[6]
-    assert "of new points are recognized" in texts[7]
-    assert "productive" in texts[8]
+    check_texts(texts)
+    assert "Succeeded " in texts[3]

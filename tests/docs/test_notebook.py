@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.notebook import CELLS, NOTEBOOK, run_cells
+from tests.docs.notebook import CELLS, NOTEBOOK, check_texts, run_cells
 
 
 @pytest.mark.processes
@@ -14,15 +14,10 @@ from tests.docs.notebook import CELLS, NOTEBOOK, run_cells
 @pytest.mark.timeout(600)
 def test_every_cell_of_the_notebook_runs(tmp_path: Path) -> None:
     texts = run_cells(CELLS, tmp_path)
-    assert "rank 0 of 2: loss 0." in texts[2]
-    assert "rank 1 of 2: loss 0." in texts[2]
-    assert "<td style='text-align:left'>Succeeded</td>" in texts[3]
+    check_texts(texts)
+    assert "Succeeded</td>" in texts[3]
     assert texts[4].startswith("`points`, which `summarize` uses, is in the memory")
-    assert "make it inside the function" in texts[4]
     assert "Phase." in texts[5]
-    assert "at step 200" in texts[6]
-    assert "of new points are recognized" in texts[7]
-    assert "productive" in texts[8]
     assert "'Job'" in texts[9]
 
 

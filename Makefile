@@ -35,9 +35,9 @@ pytest = $(BIN)/python -m pytest --junitxml=.kdist/tiers/$(1).xml -o junit_suite
 # $(call marked,MARK): the files with tests of a mark, and the folders whose conftest.py gives it, so that a tier need not read the others (ten seconds of each worker).
 marked = -o testpaths="$(shell grep -rlF --include='*.py' pytest.mark.$(1) tests | sed 's,/conftest\.py$$,,' | LC_ALL=C sort)"
 
-# $(call patiently,TIER,ARGUMENTS): the same. A try on a machine that has become quieter tells a fault from a busy machine.
+# $(call patiently,TIER,ARGUMENTS): the same, printed as one line, since the command has the names of many files. A try on a machine that has become quieter tells a fault from a busy machine.
 define patiently
-$(call pytest,$(1)) -o cache_dir=.kdist/tiers/$(1).cache $(2) || { [[ $$? == 1 && -n "$(AGAIN)" ]] && \
+@echo "pytest, tier $(1)"; $(call pytest,$(1)) -o cache_dir=.kdist/tiers/$(1).cache $(2) || { [[ $$? == 1 && -n "$(AGAIN)" ]] && \
   $(call pytest,$(1).again) -o cache_dir=.kdist/tiers/$(1).cache $(2) --last-failed --last-failed-no-failures none -n 0 -x; }
 endef
 
@@ -74,8 +74,8 @@ test: setup system ## Set up, check the style, run all fast tests (at most ten m
 fast: setup
 	$(call patiently,fast,$(SAMPLED) -m "not (chaos or e2e or acceptance)" -n $(JOBS) --dist=worksteal $(ARGS))
 
+chaos: export KDIST_SEEDS := $(KDIST_SEEDS)
 chaos: setup system ## Kill processes, crash nodes and fill disks; an interrupted run continues where it was stopped
-	export KDIST_SEEDS=$(KDIST_SEEDS); \
 	$(call patiently,chaos,$(call marked,chaos) -p tests.resume --resume-file=.kdist/chaos-passed $(SAMPLED) -m "chaos$(if $(NARROW), and not wide)" -n $(JOBS) --dist=worksteal $(ARGS))
 
 e2e: setup system ## Test against a real Kubernetes: kind, started and kept here, or with KDIST_E2E=kubeconfig the cluster of your kubeconfig
@@ -109,7 +109,7 @@ compat: setup ## Run the tests with real processes on the oldest supported torch
 .torch: setup
 	$(BIN)/uv pip install --quiet $(COMPILE) --python $(BIN)/python torch==$(TORCH)
 	$(call pytest,torch-internals-$(TORCH)) $(wildcard tests/trainer/test_torch_internals.py tests/trainer/*/test_torch_internals.py) -n 0
-	$(call pytest,processes-$(TORCH)) $(call marked,processes) -m "processes and not (chaos or e2e or acceptance)" -n $(JOBS) --dist=worksteal $(ARGS)
+	@echo "pytest, tests marked processes, torch $(TORCH)"; $(call pytest,processes-$(TORCH)) $(call marked,processes) -m "processes and not (chaos or e2e or acceptance)" -n $(JOBS) --dist=worksteal $(ARGS)
 
 lint: setup ## Check format, style, types, who imports whom, and that no code is dead
 	$(BIN)/ruff format --check .

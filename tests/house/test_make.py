@@ -137,6 +137,16 @@ def test_what_failed_is_tried_once_more_where_that_is_asked_for(
     ][:tries]
 
 
+def test_a_tier_prints_its_name_instead_of_a_command_with_many_files(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / ".ready").touch()
+    python = tmp_path / "bin" / "python"
+    python.write_text("#!/bin/sh\necho $KDIST_SEEDS seeds\n")
+    python.chmod(0o755)
+    printed = make("chaos", "--assume-old=system", "KDIST_SEEDS=3", f"VENV={tmp_path}").stdout
+    assert printed == "pytest, tier chaos\n3 seeds\n"
+
+
 @pytest.mark.parametrize("tier", ["chaos", "e2e", "disruptive", "acceptance"])
 def test_a_tier_reads_every_file_that_has_tests_of_it(tier: str, tmp_path: Path) -> None:
     (tmp_path / ".ready").touch()

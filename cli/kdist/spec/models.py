@@ -504,8 +504,8 @@ class Install(CheckedModel):
     wheels: Wheels | None = Field(
         None,
         description=(
-            "Folder with wheels, in a claim or at a URL, from which alone is installed unless "
-            "index is given."
+            "Folder with wheels, in a claim or at a URL: the only source of packages unless index "
+            "is given."
         ),
     )
     size: Bytes | None = Field(

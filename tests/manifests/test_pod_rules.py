@@ -251,7 +251,7 @@ OVERLAY = some(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[*HealthCheck])
+@settings(max_examples=100, deadline=None, suppress_health_check=[*HealthCheck])
 @given(OVERLAY, st.sampled_from(backends.NAMES))
 @example({"spec": {"containers": None}}, "job")
 @example({"spec": {"volumes": [None]}}, "job")

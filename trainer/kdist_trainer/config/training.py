@@ -21,9 +21,9 @@ from kdist_trainer.config.base import Argument, Bytes, ConfigModel, Count, Name,
 from kdist_trainer.config.sources import Init
 
 DEFAULT_KEEP: Final = 3
+"""Committed checkpoints that are kept, also by scripts and integrations."""
 SECONDS_APART: Final = 300.0
 """A run that saves every few seconds keeps more than its last minute."""
-"""Committed checkpoints that are kept, also by scripts and integrations."""
 NO_REPLICA: Final = "no rank holds the whole state"
 
 

@@ -22,6 +22,8 @@ from kdist import __version__
 from kdist.backends.operators import OPERATORS
 from kdist.bench.command import _COLLECTIVES
 from kdist.convert import launch
+from kdist.convert.manifests import convert_files
+from kdist.convert.values import KEPT
 from kdist.crd.definition import _COLUMNS, ConditionType
 from kdist.errors import Code
 from kdist.job.goals import GOALS
@@ -517,6 +519,29 @@ def test_the_options_of_torchrun_in_the_table_are_those_that_convert_reads() -> 
     read_here = {*launch._NUMBERS, *launch._SIZES}
     assert named >= {"nnodes", "nproc-per-node", "max-restarts"}
     assert {each for each in named - read_here if not launch._NEEDLESS.fullmatch(each)} == set()
+
+
+def test_the_tables_about_migrating_name_the_fields_that_convert_writes() -> None:
+    shapes = ROOT / "tests/cli/convert/manifests"
+    found = [each for path in sorted(shapes.iterdir()) for each in convert_files(str(path))[0]]
+    written: dict[str, set[str]] = {}
+    for value, outcome in (pair for each in found for pair in each.values):
+        if outcome.kind == KEPT and (field := re.match(r"spec\.(\w+)", outcome.text)):
+            written.setdefault(str(value.path[-1]), set()).add(field[1])
+    page = (DOCS / "how-to/migrating.md").read_text().splitlines()
+    said: dict[str, str] = {}
+    for row in (line.split("|") for line in page if line.startswith("| ")):
+        for name in re.findall(r"`(?:\w+\.)*(\w+)[`:]", row[1]):
+            said[name] = said.get(name, "") + row[2] + (row[1] if "the same" in row[2] else "")
+    assert len(said.keys() & written.keys()) > 10
+    for name in said.keys() & written.keys():
+        assert [each for each in written[name] if not re.search(rf"\b{each}\b", said[name])] == []
+
+
+def test_the_page_about_gpus_says_how_large_shared_memory_may_grow() -> None:
+    template = (ROOT / "cli/kdist/manifests/_pod.yaml.j2").read_text()
+    (field,) = re.findall(r'medium: Memory, sizeLimit: \{\{ field\("spec\.([\w.]+)"\)', template)
+    assert f"it may grow up to `{field}`" in read("how-to/gpu.md")
 
 
 IMAGE: Final = re.compile(r"\bkdist(?:-trainer|-controller)?:(\d+\.[\w.+-]*)")

@@ -295,15 +295,3 @@ class TrainContext:
     profiler: StepProfiler
     progress_logged_at: float = 0.0
     """When the last `progress` event was logged, on the monotonic clock."""
-
-    def next_evaluation_step(self, step: int) -> int | None:
-        """The next step after `step` at which the model is evaluated during training; None if the
-        run ends before.
-        """
-        every = self.settings.evaluate_every_steps
-        following = None if every is None else (step // every + 1) * every
-        return following if following is not None and following < self.target else None
-
-    def evaluates_at(self, step: int) -> bool:
-        """Whether the model is evaluated after `step` during training."""
-        return self.next_evaluation_step(step - 1) == step

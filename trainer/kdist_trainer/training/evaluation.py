@@ -45,6 +45,21 @@ class MetricMissingError(ConfigError):
     """An evaluation has no metric of the name that the job asks for; on all ranks."""
 
 
+def next_evaluation_step(ctx: TrainContext, step: int) -> int | None:
+    """The next step after `step` at which the model is evaluated during training; None if the run
+    ends before.
+    """
+    every = ctx.settings.evaluate_every_steps
+    following = None if every is None else (step // every + 1) * every
+    return following if following is not None and following < ctx.target else None
+
+
+def is_due(ctx: TrainContext) -> bool:
+    """Whether the model is evaluated after this step during training."""
+    step = ctx.state.step
+    return next_evaluation_step(ctx, step - 1) == step
+
+
 def measure(ctx: TrainContext) -> dict[str, float]:
     """Evaluate the moving average of the weights, or the weights if there is none; log and return
     the metrics. Collective.

@@ -367,13 +367,6 @@ def sync_ranks(ctx: TrainContext) -> IntervalResult:
         )
     )
     ctx.checkpointing.poll()
-    steps = [
-        ctx.state.step + ctx.sync_interval,
-        ctx.target,
-        ctx.checkpointing.next_due(ctx.state.step),
-        ctx.next_evaluation_step(ctx.state.step),
-    ]
-    ctx.next_sync_step = min(step for step in steps if step is not None)
     return result
 
 

@@ -29,7 +29,9 @@ from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.evaluation import (
     EvaluationLeftError,
     MetricMissingError,
+    is_due,
     measure,
+    next_evaluation_step,
     should_stop_early,
 )
 from kdist_trainer.training.optimizer import clear_gradients
@@ -85,6 +87,7 @@ def run_steps(ctx: TrainContext) -> str:
         if ctx.state.step < ctx.next_sync_step:
             continue
         interval = sync_ranks(ctx)
+        ctx.next_sync_step = next_sync_step(ctx)
         if interval.stop:
             break
         if ctx.profile_agreed:
@@ -92,13 +95,25 @@ def run_steps(ctx: TrainContext) -> str:
             ctx.profiler.start(ctx.target)
         if ctx.bandwidth_probe.is_due(interval.step_seconds * len(interval.records)):
             probe_bandwidth(ctx, WallCategory.IDLE)
-        if ctx.evaluates_at(ctx.state.step) and should_stop_early(ctx):
+        if is_due(ctx) and should_stop_early(ctx):
             ctx.target = ctx.state.step
         elif interval.save or ctx.checkpointing.is_due(ctx.state.step):
             save(ctx)
         if ctx.stop_agreed:  # it was collected for an evaluation or a save
             break
     return finish(ctx) if ctx.state.step >= ctx.target else stop(ctx)
+
+
+def next_sync_step(ctx: TrainContext) -> int:
+    """The step of the next exchange: that which ends an interval, a save, an evaluation or all."""
+    step = ctx.state.step
+    steps = (
+        step + ctx.sync_interval,
+        ctx.target,
+        ctx.checkpointing.next_due(step),
+        next_evaluation_step(ctx, step),
+    )
+    return min(each for each in steps if each is not None)
 
 
 def only_saves(ctx: TrainContext) -> bool:
@@ -298,11 +313,7 @@ def run_missed_evaluation(ctx: TrainContext) -> None:
     """Run the evaluation that was skipped when the run was stopped at this step, since the grace
     period is for saving. Collective.
     """
-    if (
-        ctx.evaluates_at(ctx.state.step)
-        and ctx.state.evaluated != ctx.state.step
-        and should_stop_early(ctx)
-    ):
+    if is_due(ctx) and ctx.state.evaluated != ctx.state.step and should_stop_early(ctx):
         ctx.target = ctx.state.step
 
 

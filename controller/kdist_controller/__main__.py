@@ -22,7 +22,7 @@ from kdist.status.documents import Document
 from kdist.terminal import visible_json
 from kdist.threads import OnError, start_thread
 from kdist_controller.controller import Controller
-from kdist_controller.election import Election
+from kdist_controller.election import REQUEST_SECONDS, Election
 from kdist_controller.executor import FIELD_MANAGER
 from kdist_controller.metrics import serve
 from kdist_controller.node_recovery import AVOIDANCE, Avoidance
@@ -35,7 +35,6 @@ PORT: Final = 9402
 _M_ARENA_MAX, _ARENAS = -8, 2
 """See mallopt(3)."""
 _RETRY_SECONDS = 10.0
-_REQUEST_SECONDS = 5.0
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -62,7 +61,7 @@ def _run(given: argparse.Namespace) -> int:
     notify = logging.getLogger("kdist_controller.connection").warning
     cluster = connect(retry_seconds=_RETRY_SECONDS, notify=notify, field_manager=FIELD_MANAGER)
     candidate = connect(
-        retry_seconds=0.0, request_timeout=_REQUEST_SECONDS, field_manager=FIELD_MANAGER
+        retry_seconds=0.0, request_timeout=REQUEST_SECONDS, field_manager=FIELD_MANAGER
     )
     election = Election(candidate, LEASE, namespace=given.lease_namespace, identity=given.identity)
 

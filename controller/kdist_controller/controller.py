@@ -209,7 +209,10 @@ class Controller:
         self._namespaces = namespaces or (None,)
         self._queue = WorkQueue(share=_WORKERS - 1)  # of each namespace, so that others get a turn
         self._cache = Cache()
-        self.metrics = Metrics(self._phases, lambda: len(self._queue), self._avoided)
+        self._trouble: dict[JobKey, str] = {}
+        self.metrics = Metrics(
+            self._phases, lambda: len(self._queue), self._count_failing, self._avoided
+        )
         self._poller = AgentPoller(cluster, route, metrics=self.metrics, notify=self._queue.add)
         self._nodes = NodeCache(self._cache)
         self._recovery = NodeRecovery(
@@ -228,7 +231,6 @@ class Controller:
             recovery=self._recovery,
         )
         self._informers: dict[tuple[str, str, str | None], Informer] = {}
-        self._trouble: dict[JobKey, str] = {}
         self._threads: list[threading.Thread] = []
         self._synced = threading.Event()
         self._stopping = threading.Event()
@@ -356,6 +358,9 @@ class Controller:
             self._observer.foreign[key] = error.found
             return _REQUEUE_SECONDS
         return _REQUEUE_SECONDS if changes.actions else changes.requeue_after
+
+    def _count_failing(self) -> int:
+        return len(self._trouble) if self._election.leads else 0
 
     def _fail(self, key: JobKey, reason: str, *, expected: bool) -> float:
         self.metrics.errors.inc()

@@ -26,6 +26,8 @@ _KIND: Final = "Lease"
 LEASE_SECONDS = 15.0
 RENEW_SECONDS = 10.0
 RETRY_SECONDS = 2.0
+REQUEST_SECONDS = RENEW_SECONDS / 2
+"""A request that is not answered must leave time for a second one."""
 
 
 class Election:

@@ -23,14 +23,16 @@ _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 
 class Metrics:
     """The metrics of one controller, in a registry of their own. `phases` returns the phase of
-    every TrainingJob, `depth` how many jobs wait to be reconciled, `avoided` namespace and name of
-    each TrainingJob with each node that it avoids.
+    every TrainingJob, `depth` how many jobs wait to be reconciled, `failing` how many could not be
+    changed when last tried, `avoided` namespace and name of each TrainingJob with each node that it
+    avoids.
     """
 
     def __init__(
         self,
         phases: Callable[[], Iterable[str]],
         depth: Callable[[], int],
+        failing: Callable[[], int],
         avoided: Callable[[], Iterable[tuple[str, str, str]]],
     ) -> None:
         self.registry = CollectorRegistry()
@@ -76,11 +78,12 @@ class Metrics:
             "1 on the replica that leads, else 0.",
             registry=self.registry,
         )
-        Gauge(
-            "kdist_controller_queue_depth",
-            "TrainingJobs waiting to be reconciled.",
-            registry=self.registry,
-        ).set_function(lambda: float(depth()))
+        for name, what, count in (
+            ("queue_depth", "TrainingJobs waiting to be reconciled.", depth),
+            ("failing_jobs", "TrainingJobs whose objects could not be changed.", failing),
+        ):
+            gauge = Gauge(f"kdist_controller_{name}", what, registry=self.registry)
+            gauge.set_function(count)
 
     def show_refused(self, refused: Callable[[], Mapping[str, int]]) -> None:
         """Show the connections to the controller that were closed, by reason."""

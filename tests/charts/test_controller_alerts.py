@@ -18,7 +18,7 @@ from kdist_controller.metrics import Metrics
 from tests.charts.rules import CONTROLLER, controller_alerts
 
 SERIES = 'kdist_controller_leader{{job="kdist-controller",namespace="ml",pod="{}"}}'
-ERRORS = 'kdist_controller_reconcile_errors_total{job="kdist-controller",namespace="ml",pod="a"}'
+FAILING = 'kdist_controller_failing_jobs{job="kdist-controller",namespace="ml",pod="a"}'
 
 REFUSED = (
     "kdist_controller_connections_refused_total"
@@ -72,11 +72,11 @@ def test_a_controller_that_is_gone_altogether_is_noticed(tmp_path: Path) -> None
     assert run(tmp_path, series, fires) == ""
 
 
-def test_changes_that_keep_failing_are_noticed_and_a_few_are_not(tmp_path: Path) -> None:
+def test_one_job_that_keeps_failing_is_noticed_and_a_few_failures_are_not(tmp_path: Path) -> None:
     leads = {SERIES.format("a"): "1x200"}
     failing = {"20m": "", "45m": "KdistControllerFailing", "95m": ""}
-    assert run(tmp_path, {**leads, ERRORS: "0x40 0+2x60 120x100"}, failing) == ""
-    assert run(tmp_path, {**leads, ERRORS: "0x40 0+1x8 8x100"}, dict.fromkeys(failing, "")) == ""
+    assert run(tmp_path, {**leads, FAILING: "0x40 1x80 0x100"}, failing) == ""
+    assert run(tmp_path, {**leads, FAILING: "0x40 3x20 0x140"}, dict.fromkeys(failing, "")) == ""
 
 
 def test_many_refused_connections_are_noticed_and_slow_clients_are_not(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_node_is_named_as_long_as_a_job_avoids_it(tmp_path: Path) -> None:
 
 
 def test_alerts_of_the_controller_use_its_metrics_and_have_a_severity() -> None:
-    metrics = Metrics(lambda: (), lambda: 0, lambda: [("ml", "digits", "worker-2")])
+    metrics = Metrics(lambda: (), lambda: 0, lambda: 0, lambda: [("ml", "digits", "worker-2")])
     metrics.show_refused(lambda: {"limit": 0})
     exported = {sample.name for family in metrics.registry.collect() for sample in family.samples}
     for rule in controller_alerts().values():

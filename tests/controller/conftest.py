@@ -78,7 +78,7 @@ class Stepper:
         """
         key = JobKey("ml", name)
         cache = Cache()
-        metrics = Metrics(list, lambda: 0, list)
+        metrics = Metrics(list, lambda: 0, lambda: 0, list)
         poller = _Poller(self.kubernetes, self.connection, metrics)
         recovery = NodeRecovery(self.connection, cache, refuse, leads=lambda: True, notify=print)
         observer = Observer(

@@ -50,7 +50,7 @@ class Crowd:
     def __init__(self, connection: Cluster) -> None:
         self._stack = ExitStack()
         self._ports: dict[str, int] = {}
-        metrics = Metrics(list, lambda: 0, list)
+        metrics = Metrics(list, lambda: 0, lambda: 0, list)
         self.poller = AgentPoller(connection, self._route, metrics=metrics, notify=lambda _: None)
 
     def _route(self, namespace: str, pod: documents.Document) -> PodTransport:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.cli.cluster.api import Api, write_kubeconfig
+from tests.cli.cluster.api import Api, Asked, Reply, refusal, write_kubeconfig
 from tests.controller.conftest import JobOf
 from tests.controller.kubernetes import Kubernetes
 from tests.controller.rights import TOKEN, right_of
@@ -152,6 +152,26 @@ def test_a_bad_job_delays_no_other(start: Start, kubernetes: Kubernetes, job: Jo
         assert accepted["status"] == "False", name
     assert replica.get("/healthz")[0] == 200
     assert "Traceback" not in replica.log()
+
+
+@pytest.mark.sampled
+def test_a_job_whose_objects_are_refused_counts_as_failing_until_they_are_made(
+    start: Start, api: Api, kubernetes: Kubernetes, job: JobOf
+) -> None:
+    answer, is_full = api.answer, True
+
+    def limit(asked: Asked) -> Reply:
+        if is_full and asked.method == "PATCH" and "/services/" in asked.path:
+            return refusal(403, "exceeded quota: services", "Forbidden")
+        return answer(asked)
+
+    api.answer = limit
+    kubernetes.put("TrainingJob", job())
+    replica = start("first")
+    until(lambda: "kdist_controller_failing_jobs 1.0" in replica.get("/metrics")[1])
+    is_full = False
+    until(lambda: "kdist_controller_failing_jobs 0.0" in replica.get("/metrics")[1])
+    assert ("Pod", "digits-3") in kubernetes.names()
 
 
 def _status(kubernetes: Kubernetes, name: str) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def test_a_job_that_does_not_progress_is_diagnosed(
     stepper.settle()
     if state == "no ConfigMap":
         kubernetes.remove("ConfigMap", "digits")
-    metrics = Metrics(list, lambda: 0, list)
+    metrics = Metrics(list, lambda: 0, lambda: 0, list)
     poller = AgentPoller(connection, refuse, metrics=metrics, notify=lambda _: None)
     assert stepper.observed is not None
     assert poller._diagnose(KEY, _Turn(), stepper.observed.resource.document) is not None

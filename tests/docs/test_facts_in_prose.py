@@ -29,12 +29,15 @@ from kdist.errors import Code
 from kdist.job.goals import GOALS
 from kdist.render.packages import _SAFETENSORS
 from kdist.spec import TrainingJob
+from kdist.spec.models import _RESERVED_PREFIXES
 from kdist_trainer.agent.restart_policy import _backoff_seconds
+from kdist_trainer.causes.host import SHARED_MEMORY
 from kdist_trainer.config import Exit
 from kdist_trainer.formats.requirements import REQUIREMENTS
 from kdist_trainer.processes.signals import kill_deadline
 from tests.docs.blocks import DOCS, PAGES
 from tests.house.tree import ROOT, files
+from tests.trainer.metrics.scrape import BASE_SERIES, SERIES_OF_A_RANK
 
 COUNTED: Final = (
     "no one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
@@ -143,6 +146,7 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("waits for it no longer than {:time}, and", ".processes.threads:ANSWER_SECONDS"),
     ),
     "reference/job-yaml.md": (
+        ("By default matrix products for {:time}", ".distributed.health_check:_SECONDS"),
         ("older ones that are at least {:time} apart", ".config.training:SECONDS_APART"),
         (
             "and is between {} s ({} s after the first of them) and {:time}.",
@@ -538,10 +542,22 @@ def test_the_tables_about_migrating_name_the_fields_that_convert_writes() -> Non
         assert [each for each in written[name] if not re.search(rf"\b{each}\b", said[name])] == []
 
 
+def test_the_page_about_job_files_names_the_prefixes_of_reserved_variables() -> None:
+    written = ", ".join(f"`{each}*`" for each in _RESERVED_PREFIXES)
+    assert f"`MASTER_ADDR`, …, {written})" in read("reference/job-yaml.md")
+
+
+def test_pages_about_metrics_say_how_many_series_an_agent_has_at_most() -> None:
+    each, more = BASE_SERIES, SERIES_OF_A_RANK
+    assert f"at most {each} + {more} x local ranks series" in read("reference/metrics.md")
+    assert f"at most {each} + {more} per rank" in read("reference/chart.md")
+
+
 def test_the_page_about_gpus_says_how_large_shared_memory_may_grow() -> None:
     template = (ROOT / "cli/kdist/manifests/_pod.yaml.j2").read_text()
     (field,) = re.findall(r'medium: Memory, sizeLimit: \{\{ field\("spec\.([\w.]+)"\)', template)
     assert f"it may grow up to `{field}`" in read("how-to/gpu.md")
+    assert f"raise spec.{field}, of which /dev/shm is a part" in SHARED_MEMORY
 
 
 IMAGE: Final = re.compile(r"\bkdist(?:-trainer|-controller)?:(\d+\.[\w.+-]*)")

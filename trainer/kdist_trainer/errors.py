@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kdist_trainer.causes.advice import HEALTH_CHECK
 from kdist_trainer.causes.host import REPLICAS_DIFFER
-from kdist_trainer.causes.row import HEALTH_CHECK
 from kdist_trainer.causes.search import (
     Classification,
     Origin,

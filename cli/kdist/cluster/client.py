@@ -32,6 +32,9 @@ _SERVER_SET = frozenset(
 )
 
 
+Verb = Literal["created", "configured", "unchanged"]
+
+
 @dataclass(frozen=True)
 class Applied:
     """Result of a server-side apply.
@@ -44,7 +47,7 @@ class Applied:
     """
 
     document: Document
-    verb: Literal["created", "configured", "unchanged"]
+    verb: Verb
     before: Document | None = None
     warnings: tuple[str, ...] = ()
 

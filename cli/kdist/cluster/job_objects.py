@@ -22,12 +22,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
 from http import HTTPStatus
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 from kdist import backends
 from kdist.backends import Backend
 from kdist.cluster.api_errors import ApiError, ApiNotFoundError
-from kdist.cluster.client import ABSENT, Applied, Objects, guard, normalize, retry_on_conflict
+from kdist.cluster.client import (
+    ABSENT,
+    Applied,
+    Objects,
+    Verb,
+    guard,
+    normalize,
+    retry_on_conflict,
+)
 from kdist.cluster.transport import ApiResponse
 from kdist.errors import KdistError
 from kdist.manifest import (
@@ -92,7 +100,7 @@ class JobObjects:
                 if error.status != HTTPStatus.CONFLICT:
                     raise
             else:
-                verb: Literal["created", "configured"] = "configured" if known else "created"
+                verb: Verb = "configured" if known else "created"
                 before = None if known is None else dict(known)
                 return Applied(answer.document(), verb, before, answer.warnings)
         return retry_on_conflict(lambda: self._apply(manifest, dry_run=dry_run, force=force))
@@ -107,7 +115,7 @@ class JobObjects:
             # our own patches (scale, suspend) own the fields they set; the file is newer
             answer = self._send(manifest, before, dry_run=dry_run, force=True)
         after = answer.document()
-        verb: Literal["created", "configured", "unchanged"] = "configured"
+        verb: Verb = "configured"
         if before is None:
             verb = "created"
         elif normalize(before) == normalize(after):

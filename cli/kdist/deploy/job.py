@@ -24,6 +24,7 @@ from kdist.manifest import COMMIT, TRAINING_JOB, Manifest
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
+    from kdist.cluster.client import Verb
     from kdist.spec import TrainingJob
 
 
@@ -67,7 +68,8 @@ def send_plan(
         place = plan.placement
         what = f"backend {place.backend}, rendezvous {place.rendezvous}, run {place.run_id}"
     notify(f"context {cluster.context}, namespace {cluster.namespace}: {name} as {what}")
-    verbs, said = set[str](), set[str]()
+    verbs: set[Verb] = set()
+    said: set[str] = set()
     for each in _send(cluster, plan, dry_run=dry_run, force=force):
         yield each
         for text in each.applied.warnings:

@@ -20,7 +20,7 @@ from kdist.status import (
 )
 from kdist.status.pods import DONE, HANG, PEERS_LOST, STOPPED
 from kdist.units import count, parse_quantity, size
-from kdist_trainer.causes.row import (
+from kdist_trainer.causes.advice import (
     ENDED_BY_ITSELF,
     GENERAL,
     PARTED,

@@ -396,7 +396,11 @@ class Listing:
             message = self._failure.message
             self._dialog.warn(f"only the runs on this machine are shown: {message}")
             self._warns = False
-        return [each for each in every if not self._names or each.status.name in self._names]
+        found = [each for each in every if not self._names or each.status.name in self._names]
+        # those of this machine, which have no namespace, come last
+        return sorted(
+            found, key=lambda one: (not one.status.namespace, one.status.namespace, one.status.name)
+        )
 
     def _read_cluster(self) -> list[Listed]:
         if self.cluster is None:

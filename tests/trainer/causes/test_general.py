@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from string import Formatter
 
-from kdist_trainer.causes.row import GENERAL
+from kdist_trainer.causes.advice import GENERAL
 from kdist_trainer.config.exit_codes import Cause
 
 

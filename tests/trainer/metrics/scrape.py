@@ -25,6 +25,9 @@ INFO = {
     "node": "node-0",
 }
 
+BASE_SERIES, SERIES_OF_A_RANK = 100, 30
+"""The most that an agent may have: Prometheus keeps each of them."""
+
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from kdist_trainer.causes.advice import shorten
 from kdist_trainer.causes.host import SHARED_MEMORY
-from kdist_trainer.causes.row import shorten
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory
 from kdist_trainer.checkpoint.storage import StoragePath
 from kdist_trainer.config import Cause, Exit, TrainConfig

@@ -58,8 +58,9 @@ from kdist_trainer.agent.coordination import (
 )
 from kdist_trainer.agent.exits import root_cause
 from kdist_trainer.causes import BY_NAME
+from kdist_trainer.causes.advice import SLOW, SLOW_START
 from kdist_trainer.causes.host import REPLICAS_DIFFER
-from kdist_trainer.causes.row import MAX_REPEATS, SLOW, SLOW_START
+from kdist_trainer.causes.row import MAX_REPEATS
 from kdist_trainer.checkpoint.interval import read_history, unsaved_seconds
 from kdist_trainer.checkpoint.ledger import find_last_sign
 from kdist_trainer.checkpoint.storage import StoragePath

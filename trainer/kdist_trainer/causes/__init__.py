@@ -1,7 +1,7 @@
 """The table of causes: how each failure is recognized, whose fault it is, whether a restart may
 help, and what to do next. Each row names the source of the text that it matches.
 
-`collectives`, `gpu` and `host` hold the rows, `row` defines a row and has the general advice for
+`collectives`, `gpu` and `host` hold the rows, `row` defines a row, `advice` has what is said of
 failures without one, and `search` finds where an error was raised and looks it up.
 `kdist_trainer.errors` classifies with it; records refer to a row by its name.
 """

@@ -4,7 +4,8 @@ of torch, cuBLAS, cuDNN, cuFFT, NVML and the driver.
 
 from __future__ import annotations
 
-from kdist_trainer.causes.row import LOWER_GPU_MEMORY, TORCH_CUDA, Row, user
+from kdist_trainer.causes.advice import LOWER_GPU_MEMORY
+from kdist_trainer.causes.row import TORCH_CUDA, Row, user
 from kdist_trainer.config.exit_codes import Cause, Fault, Rerun
 
 _HEADER = "nvidia/cu13/include/driver_types.h"

@@ -157,6 +157,11 @@ class Nodes(ConfigModel):
 RULE = "job_rule"  # the type of the pydantic error that carries violations
 
 
+def later(default: Any, **options: Any) -> Any:
+    """A `Field` that earlier trainers do not know: it is written only if it has another value."""
+    return Field(default, exclude_if=lambda value: value == default, **options)
+
+
 class Violation(NamedTuple):
     """One broken rule. Fields are dotted names relative to the model that the rule belongs to."""
 

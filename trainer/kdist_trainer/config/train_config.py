@@ -25,6 +25,7 @@ from kdist_trainer.config.base import (
     PositiveSeconds,
     Seconds,
     count_bytes,
+    later,
 )
 from kdist_trainer.config.training import Preflight, Training
 from kdist_trainer.formats import take_format
@@ -78,14 +79,12 @@ class Script(ConfigModel):
         "on",
         description=("Whether collectives between ranks are counted and timed."),
     )
-    tracker_identity: Literal["on", "off"] = Field(
+    tracker_identity: Literal["on", "off"] = later(
         "on",
-        exclude_if=lambda value: value == "on",  # unknown to earlier trainers
         description="Whether W&B and MLflow continue the run's curve after a restart.",
     )
-    progress: PrintedSteps | None = Field(
+    progress: PrintedSteps | None = later(
         None,
-        exclude_if=lambda value: value is None,  # unknown to earlier trainers
         description="How steps and losses are found in what rank 0 prints, without a Reporter.",
     )
     preload: Literal["none", "torch"] = Field(
@@ -239,17 +238,15 @@ class TrainConfig(ConfigModel):
             "an integration that resumes."
         ),
     )
-    active_deadline_seconds: PositiveSeconds | None = Field(
+    active_deadline_seconds: PositiveSeconds | None = later(
         None,
-        exclude_if=lambda value: value is None,  # unknown to earlier trainers
         description=(
             "Time for which the job may be active: then it saves and fails. It begins when the "
             "nodes have met, and again when a suspended job is resumed."
         ),
     )
-    memory_snapshot: Literal["on", "off"] = Field(
+    memory_snapshot: Literal["on", "off"] = later(
         "off",
-        exclude_if=lambda value: value == "off",  # unknown to earlier trainers
         description=(
             "Record GPU memory allocations, and write a snapshot next to the checkpoints when "
             "a GPU runs out of memory. Slows allocations down."
@@ -285,11 +282,10 @@ class TrainConfig(ConfigModel):
     secret_variables: list[str] = Field(
         [], description="Variables whose values are in no log that is kept."
     )
-    compile_cache: str = Field(
+    compile_cache: str = later(
         "auto",
         max_length=4096,
         pattern=COMPILE_CACHE,
-        exclude_if=lambda value: value == "auto",  # unknown to earlier trainers
         description="Where compiled code is cached between starts: auto, an absolute path, or off.",
     )
     preflight: Preflight | None = Field(
@@ -301,9 +297,8 @@ class TrainConfig(ConfigModel):
     train: Training | None = Field(None, description="Settings of the managed training loop.")
     script: Script | None = Field(None, description="A torchrun script, run unchanged.")
 
-    restart: Restart | None = Field(
+    restart: Restart | None = later(
         None,
-        exclude_if=lambda value: value is None,  # unknown to earlier trainers
         description="When the job is started again after a failure.",
     )
 

@@ -17,7 +17,15 @@ from pydantic import (
     model_validator,
 )
 
-from kdist_trainer.config.base import Argument, Bytes, ConfigModel, Count, Name, PositiveSeconds
+from kdist_trainer.config.base import (
+    Argument,
+    Bytes,
+    ConfigModel,
+    Count,
+    Name,
+    PositiveSeconds,
+    later,
+)
 from kdist_trainer.config.sources import Init
 
 DEFAULT_KEEP: Final = 3
@@ -202,17 +210,15 @@ class Preflight(ConfigModel):
             Field(min_length=1, max_length=256),
         ]
         | None
-    ) = Field(
+    ) = later(
         None,
-        exclude_if=lambda value: value is None,  # unknown to earlier trainers, like the next one
         description=(
             "Health check that each node runs before it joins; where it fails, the node is left "
-            "out. By default a second of matrix products on nodes with GPUs."
+            "out. By default matrix products for 1 s on nodes with GPUs."
         ),
     )
-    timeout_seconds: PositiveSeconds = Field(
+    timeout_seconds: PositiveSeconds = later(
         60,
-        exclude_if=lambda value: value == 60,
         description="Maximum duration of the health check, in seconds.",
     )
 
@@ -449,9 +455,8 @@ class Training(ConfigModel):
             "throughput, step times)."
         ),
     )
-    tracker: Literal["wandb", "mlflow"] | None = Field(
+    tracker: Literal["wandb", "mlflow"] | None = later(
         None,
-        exclude_if=lambda value: value is None,  # unknown to earlier trainers
         description=(
             "Tracker of experiments that is given each step which a checkpoint holds, with its "
             "loss and metrics."

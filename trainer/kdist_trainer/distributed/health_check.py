@@ -1,5 +1,5 @@
 """The health check of a node, before it joins a worker group: the job's own command, or for nodes
-with GPUs a second of matrix products, `python -m kdist_trainer.distributed.health_check`. A node
+with GPUs matrix products for some time, `python -m kdist_trainer.distributed.health_check`. A node
 that fails it does not join.
 """
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist_trainer.causes import BY_NAME
-from kdist_trainer.causes.row import HEALTH_CHECK, fill_advice
+from kdist_trainer.causes.advice import HEALTH_CHECK, fill_advice
 from kdist_trainer.causes.search import Origin
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import FAULTS, Fault, Rerun

@@ -555,8 +555,7 @@ def list_snapshots(
         )
         without = {*pods, *resources}.difference(map(_key, config_maps))
         bare = pool.map(lambda key: _summarize_without(cluster, key, pods, resources), without)
-        both = (one for one in (*each, *bare) if one is not None)
-        return sorted(both, key=lambda one: (one.namespace, one.name))
+        return [one for one in (*each, *bare) if one is not None]
 
 
 def _summarize_without(

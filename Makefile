@@ -20,12 +20,12 @@ KDIST_SEEDS ?= 20
 
 # Set, it would have every process of every test compile our modules and the tests again.
 unexport PYTHONDONTWRITEBYTECODE
-# Whether the set-up compiles what it installs: torch has thousands of modules, and where PYTHONDONTWRITEBYTECODE is set every process would compile them.
+# Whether the set-up compiles all that it installs: torch has thousands of modules, and where PYTHONDONTWRITEBYTECODE is set every process would compile them.
 COMPILE ?= --compile-bytecode
 
 # Not empty: a test that failed is tried once more, alone, when the machine is quieter; .ci/run asks for it and names those tests.
 AGAIN ?=
-# Not empty: what is marked `wide` is left out, of what is marked `sampled` a fifth is drawn, and of what stops machines one test, as .ci/run does.
+# Not empty: what is marked `wide` is left out, of what is marked `sampled` an eighth is drawn, and of what stops machines one test, as .ci/run does.
 NARROW ?=
 SAMPLED = $(if $(NARROW),-p tests.draw --draw=sampled)
 

@@ -135,6 +135,7 @@ def test_a_standby_takes_over_when_the_leader_is_killed(
 def test_a_leader_that_cannot_renew_its_lease_ends(start: Start, api: Api) -> None:
     replica = start("first")
     until(replica.leads)
+    until(lambda: replica.get("/readyz")[0] == 200)
     api.close()
     assert replica.process.wait(60) == 1
     assert "the Lease is lost" in replica.log()

@@ -4,6 +4,7 @@ clipping, several buckets.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -175,12 +176,20 @@ class Late(Small):
         return super().loss(model, batch)
 
 
+WAITED = [math.inf]
+"""When `Dawdling` had waited; no state of the training."""
+
+
 class Dawdling(Small):
-    """One rank takes longer over each loss. Options: rank, seconds."""
+    """One rank waits before each loss as long as its step has taken, on a busy machine too, or at
+    least some seconds. Options: rank, seconds.
+    """
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         if os.environ["RANK"] == str(self.context.options["rank"]):
-            time.sleep(self.context.options["seconds"])
+            took = time.monotonic() - WAITED[-1]
+            time.sleep(max(took, self.context.options["seconds"]))
+            WAITED.append(time.monotonic())
         return super().loss(model, batch)
 
 

@@ -25,7 +25,7 @@ COMPILE ?= --compile-bytecode
 
 # Not empty: a test that failed is tried once more, alone, when the machine is quieter; .ci/run asks for it and names those tests.
 AGAIN ?=
-# Not empty: what is marked `wide` is left out, of what is marked `sampled` an eighth is drawn, and of what stops machines one test, as .ci/run does.
+# Not empty: what is marked `wide` is left out, of what is marked `sampled` a tenth is drawn, and of what stops machines one test, as .ci/run does.
 NARROW ?=
 SAMPLED = $(if $(NARROW),-p tests.draw --draw=sampled)
 

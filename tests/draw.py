@@ -1,6 +1,6 @@
 """A pytest plugin that runs a drawn part of the tests that were chosen.
 
-`--draw=one` runs one of them. `--draw=sampled` runs an eighth of those that are marked `sampled`,
+`--draw=one` runs one of them. `--draw=sampled` runs a tenth of those that are marked `sampled`,
 and all others. `KDIST_SEED` repeats a draw; without it the commit draws, so that a second try of a
 run meets the same tests and the next commit others.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-SHARE = 8
+SHARE = 10
 """One in so many sampled tests runs."""
 
 
@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--draw",
         choices=["one", "sampled"],
-        help="run one test, or an eighth of those marked `sampled`, by KDIST_SEED or the commit",
+        help="run one test, or a tenth of those marked `sampled`, by KDIST_SEED or the commit",
     )
 
 

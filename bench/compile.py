@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from bench.table import columns, title
-from kdist_trainer.agent.compile_cache import CacheArchive
+from kdist_trainer.agent.compile_cache import _PREFIX, CacheArchive
 
 CODE = Path(__file__).with_name("code")
 FIRST, AGAIN, MOVED = "first start", "again on the node", "on another node"
@@ -50,7 +50,7 @@ def move(folder: Path) -> tuple[float, float]:
     """Take the folder of compiled code to another node; returns the seconds to write and to read
     the archive.
     """
-    (cache,) = (folder / "tmp").glob("kdist-compile-*/*")
+    (cache,) = (folder / "tmp").glob(f"{_PREFIX}*/*")
     archive = CacheArchive(cache, folder / "compiled", "node-0", lambda: "k" * 32)
     began = time.perf_counter()
     archive.write()

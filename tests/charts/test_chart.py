@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from kdist.doctor import cluster_checks
+from kdist_trainer.config import TrainConfig
 from tests.charts.chart_page import PAGE, leaves, render
 from tests.charts.rules import CHART
 from tests.house.tree import ROOT
@@ -57,3 +58,9 @@ def test_the_chart_says_what_artifact_hub_asks_for() -> None:
     )
     assert version is not None
     assert chart["appVersion"] == version[1]
+
+
+def test_an_agent_that_has_finished_waits_longer_than_prometheus_takes_to_come_again() -> None:
+    monitor = yaml.safe_load((CHART / "values.yaml").read_text())["monitoring"]["podMonitor"]
+    waits = TrainConfig.model_fields["final_scrape_timeout_seconds"].default
+    assert int(monitor["interval"].removesuffix("s")) < waits

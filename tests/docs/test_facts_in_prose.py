@@ -78,6 +78,7 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("one agent of each job every {} s", "kdist_controller.agent_poller:INTERVAL_SECONDS"),
     ),
     "reference/runbooks.md": (
+        ("at last every {:time}", "kdist_controller.work_queue:LONGEST_PAUSE"),
         (
             "has seen {:word} faults of that machine",
             "kdist_controller.node_recovery:AVOIDANCE.faults",
@@ -146,7 +147,7 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("waits for it no longer than {:time}, and", ".processes.threads:ANSWER_SECONDS"),
     ),
     "reference/job-yaml.md": (
-        ("By default matrix products for {:time}", ".distributed.health_check:_SECONDS"),
+        ("By default matrix products for {} s", ".distributed.health_check:_SECONDS"),
         ("older ones that are at least {:time} apart", ".config.training:SECONDS_APART"),
         (
             "and is between {} s ({} s after the first of them) and {:time}.",
@@ -279,6 +280,8 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
             "{0} to {0:double} seconds after the last compilation",
             ".agent.compile_cache:_QUIET_SECONDS",
         ),
+        ("keep it in the folder `{}UID`", ".agent.compile_cache:_PREFIX"),
+        ("little more than {:size} at most", ".agent.compile_cache:_ENOUGH_BYTES"),
         ("`size`, {} unless given", ".config.sources:DEFAULT_SIZE"),
         ("until nothing has come for {:time}", ".fetch:STALL_SECONDS"),
         ("whole tensors in buckets of {:size}", ".distributed.checkpoint_group:BUCKET_BYTES"),

@@ -39,7 +39,14 @@ from kdist.render.context import RENDEZVOUS_PORT
 from kdist.render.storage import _OPEN_PORTS
 from kdist.report.command import command as report
 from kdist.report.text import LABELS
-from kdist.spec.validators import _OWN_FOLDERS, GPT_HEADS, GPT_LAYERS, TRAINER
+from kdist.spec.validators import (
+    GPT_HEADS,
+    GPT_LAYERS,
+    INSTALL_FOLDERS,
+    OWN_FOLDERS,
+    OWN_VOLUMES,
+    TRAINER,
+)
 from kdist.status import pods
 from kdist.views.top import HEADER
 from kdist_controller.__main__ import PORT
@@ -138,7 +145,8 @@ def test_images_and_pods_have_one_user_and_one_group() -> None:
 
 
 def test_what_a_pod_mounts_is_what_the_overlay_and_the_agent_know() -> None:
-    job = load(FULL)
+    install = {"cache": {"claim": "cache"}, "wheels": {"claim": "wheels"}}
+    job = load({**FULL, "spec": {**FULL["spec"], "install": install}})
     data = {each.mount_path for each in job.spec.data}
     for kind in backends.NAMES:
         (pod,) = [pod for each in place(job, kind) for pod in find_pods(each.document)]
@@ -146,7 +154,9 @@ def test_what_a_pod_mounts_is_what_the_overlay_and_the_agent_know() -> None:
         (trainer,) = [each for each in pod["spec"]["containers"] if each["name"] == name]
         assert name in pods._CONTAINERS
         mounted = {each["mountPath"] for each in trainer["volumeMounts"]}
-        assert mounted - data <= {*_OWN_FOLDERS}, kind
+        assert mounted - data <= {*OWN_FOLDERS, *INSTALL_FOLDERS}, kind
+        volumes = {each["name"] for each in pod["spec"]["volumes"]}
+        assert {each for each in volumes if not each.startswith("data-")} <= {*OWN_VOLUMES}, kind
         assert str(ACCOUNT) in mounted
         assert f"'path': '{KEY_FILE}'" in str(pod["spec"]["volumes"])
 

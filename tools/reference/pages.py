@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools.reference import (
-    alerts,
     chart,
     commands,
     events,
@@ -17,6 +16,7 @@ from tools.reference import (
     metrics,
     script_api,
     security,
+    straggler_limit,
 )
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
@@ -28,7 +28,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "python-api.md": script_api.render_program_api,
     "script-api.md": script_api.render,
     "chart.md": chart.render,
-    "../../charts/kdist/rules/alerts.yaml": alerts.render,
+    "../../charts/kdist/rules/alerts.yaml": straggler_limit.render,
     "output.schema.json": json_output.render,
     "../../llms.txt": index.render,
     "../icon.svg": icon.render,

@@ -12,7 +12,7 @@ from kdist.convert.launch import LaunchReader
 from kdist.convert.values import InputValue
 from kdist.manifest import QUEUE_LABEL
 from kdist.spec.models import check_mount, check_variable
-from kdist.spec.validators import OWN_KEYS
+from kdist.spec.validators import OWN_FOLDERS, OWN_KEYS, OWN_VOLUMES
 from kdist.units import parse_quantity
 from kdist_trainer.formats import METRICS_PORT
 
@@ -42,8 +42,6 @@ LEFT: Final = {
 _LISTS: Final = (
     *("containers", "imagePullSecrets", "initContainers", "nodeSelector", "tolerations"),
 )
-_OWN_VOLUMES: Final = ("checkpoints", "code", "config", "init", "scratch", "shm", "tmp", "token")
-_OWN_MOUNTS: Final = ("/code", "/etc/kdist", "/run/kdist", "/run/kdist-init", "/checkpoints")
 _EMPTY_MOUNTS: Final = {"/dev/shm": "shm", "/tmp": "tmp"}  # noqa: S108 - in the pod
 _TRAINING: Final = ("trainer", *sorted({backends.get(each).container for each in backends.NAMES}))
 """What the kinds of workloads call the training's container."""
@@ -214,7 +212,7 @@ class PodConverter:
         elif path == "/checkpoints" and claim and is_plain and not is_readonly:
             self._draft.set("checkpoints", found, *origins)
             self._placed.add(name)
-        elif path in (*_EMPTY_MOUNTS, *_OWN_MOUNTS):
+        elif path in OWN_FOLDERS:
             mount.leave(f"kdist mounts a volume of its own at {path}")
             volume.leave("its mount is left out")
             self._placed.add(name)
@@ -274,7 +272,7 @@ class PodConverter:
 
 def _volume_name(name: str) -> str:
     """The name of a volume in the job, which none of kdist's own has."""
-    return f"{name}-volume" if name in _OWN_VOLUMES or name.startswith("data-") else name
+    return f"{name}-volume" if name in OWN_VOLUMES or name.startswith("data-") else name
 
 
 def _whole_bytes(value: InputValue) -> str:

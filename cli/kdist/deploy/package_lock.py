@@ -20,8 +20,8 @@ from typing import Any, Final
 from kdist import render
 from kdist.errors import KdistError
 from kdist.spec import Install, TrainingJob
+from kdist_trainer.formats.requirements import OLDEST_PYTHON
 
-_OLDEST: Final = "3.11"  # Python that the trainer takes
 _SECONDS: Final = 120.0
 _NEVER: Final = "sys_platform == 'never'"
 _NAME: Final = re.compile("[A-Za-z0-9][-A-Za-z0-9._]*")
@@ -89,7 +89,8 @@ def _resolve(packages: list[str], install: Install) -> tuple[list[str], str]:
         overrides = Path(folder, "overrides.txt")
         overrides.write_text(f"torch ; {_NEVER}\n")
         argv = [*uv, *("pip", "compile", "--universal", "--generate-hashes", "--no-header")]
-        argv += ["--no-annotate", "--python-version", _OLDEST, "--overrides", str(overrides)]
+        argv += ["--no-annotate", "--python-version", "{}.{}".format(*OLDEST_PYTHON)]
+        argv += ["--overrides", str(overrides)]
         argv += ["--default-index", install.index] if install.index is not None else []
         try:
             done = subprocess.run(

@@ -22,11 +22,11 @@ from kdist.manifest import CONFIG_MAP_BYTES
 from kdist.render.context import literal
 from kdist.render.storage import fit, list_credentials
 from kdist.spec import PACKAGES_SIZE, TrainingJob, list_sources
+from kdist.spec.validators import CACHE_MOUNT
 from kdist_trainer.formats.requirements import REQUIREMENTS
 
 ARCHIVE: Final = "trainer.zip"
 LISTED: Final = "requirements.txt"
-CACHE_MOUNT: Final = "/kdist/packages-cache"
 _FOLDER: Final = "/etc/kdist-install"
 _WHEELS: Final = "/wheels"
 _BUCKETS: Final = "obstore>=0.12"

@@ -303,9 +303,11 @@ def _pod_keys(spec: Spec) -> Iterator[Violation]:
 
 CHECKPOINTS_MOUNT = "/checkpoints"
 SCRATCH_MOUNT = "/run/kdist"
+CACHE_MOUNT: Final = "/kdist/packages-cache"
+"""The installed packages of `spec.install.cache`."""
 TRAINER: Final = "trainer"
 """The container of the ranks in `spec.podTemplate`."""
-_OWN_FOLDERS = (
+OWN_FOLDERS: Final = (
     CHECKPOINTS_MOUNT,
     "/code",
     "/etc/kdist",
@@ -315,15 +317,27 @@ _OWN_FOLDERS = (
     "/dev/shm",  # noqa: S108 - in the pod
     "/var/run/secrets/kdist",
 )
+INSTALL_FOLDERS: Final = ("/packages", CACHE_MOUNT)
+"""What `spec.install` mounts besides."""
+OWN_VOLUMES: Final = (
+    *("checkpoints", "code", "config", "init", "install", "packages", "packages-cache"),
+    *("scratch", "shm", "tmp", "token", "wheels"),
+)
+"""Names of the volumes of pods, besides those of spec.data."""
 
 
 def _own_mounts(spec: Spec) -> Iterator[Violation]:
-    """The pod template's overlay mounts nothing where kdist mounts something."""
+    """Neither data nor the pod template's overlay is mounted where kdist mounts something."""
+    installed = () if spec.install is None else INSTALL_FOLDERS
+    for index, data in enumerate(spec.data):
+        if data.mount_path.rstrip("/") in installed:
+            field = f"data.{index}.mountPath"
+            yield Violation("must not be where spec.install puts packages", field, (field,))
     for container in _overlay_containers(spec):
         mounts = container.get("volumeMounts") if container.get("name") == TRAINER else None
         for mount in mounts if isinstance(mounts, list) else ():
             path = mount.get("mountPath") if isinstance(mount, dict) and "name" in mount else None
-            if isinstance(path, str) and path.rstrip("/") in _OWN_FOLDERS:
+            if isinstance(path, str) and path.rstrip("/") in OWN_FOLDERS + installed:
                 yield Violation(
                     f"must not mount {path}, where kdist itself mounts a volume",
                     "podTemplate",

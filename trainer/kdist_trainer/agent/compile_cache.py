@@ -48,7 +48,9 @@ _EMPTY: Final = {".lock", ".load_ok"}
 """Suffixes of files that are always empty."""
 _COMPILE_ERRORS: Final = ("BackendCompilerFailed: ", "InductorError: ")
 _UNUSED_SECONDS: Final = 30 * 86_400.0
-_MOST_BYTES: Final = 1 << 27
+_ENOUGH_BYTES: Final = 1 << 26
+"""No file is added to an archive that has more."""
+_MOST_BYTES: Final = 2 * _ENOUGH_BYTES
 _SIGNATURE_BYTES: Final = 32
 _COPY = re.compile(r"(?<=\w{40})/[^/]+$")  # of what a key is for; each machine names its own
 _MACHINE = re.compile(r"(model name|flags|Features|CPU part|Model)\s*:")
@@ -249,7 +251,7 @@ class CacheArchive:
             for name in self._list():
                 with suppress(FileNotFoundError):
                     archive.add(self._folder / name, name, recursive=False)
-                if buffer.tell() > _MOST_BYTES // 2:
+                if buffer.tell() > _ENOUGH_BYTES:
                     break
         content = buffer.getvalue()
         storage.make_folder(self._archives, durable=True)

@@ -1,4 +1,4 @@
-"""The alerts of the chart, with the limits that the command line has too."""
+"""The limit of a slow rank in the alerts of the chart: that of the command line."""
 
 from __future__ import annotations
 

@@ -94,18 +94,15 @@ def _report_start_failure(given: argparse.Namespace, error: Exception) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="train.json of the job")
-    parser.add_argument(
-        "--run-id",
-        required=True,
-        help="id of the run, which separates its agents from those of others",
-    )
-    parser.add_argument("--node", required=True, help="name of this node, such as node-0")
-    parser.add_argument("--scratch", type=Path, required=True, help="private folder of this agent")
-    parser.add_argument("--rendezvous", required=True, help=f"rendezvous endpoint: {ENDPOINTS}")
-    parser.add_argument("--checkpoints", help="folder or URL of the run's checkpoints and ledger")
-    parser.add_argument("--code", type=Path, help="folder with the user's modules or script")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--config", type=Path, required=True, help="train.json of the job")
+    add("--run-id", required=True, help="id of the run, which separates its agents from others")
+    add("--node", required=True, help="name of this node, such as node-0")
+    add("--scratch", type=Path, required=True, help="private folder of this agent")
+    add("--rendezvous", required=True, help=f"rendezvous endpoint: {ENDPOINTS}")
+    add("--checkpoints", help="folder or URL of the run's checkpoints and ledger")
+    add("--code", type=Path, help="folder with the user's modules or script")
+    add(
         "--data",
         type=_pair,
         action="append",
@@ -113,68 +110,30 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MOUNT=PATH",
         help="path of a data set on this node",
     )
-    parser.add_argument(
-        "--init", type=Path, help="folder with the weights that were fetched from train.init.url"
-    )
-    parser.add_argument(
-        "--gpus",
-        type=int,
-        default=0,
-        metavar="N",
-        help="GPUs that the job asks for on this node, without which it does not start",
-    )
-    _add_options(parser)
-    return parser
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the remaining options, all of them optional."""
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=METRICS_PORT,
-        help="port of metrics and status; 0 picks a free one",
-    )
-    parser.add_argument(
+    add("--init", type=Path, help="folder with the weights fetched from train.init.url")
+    add("--gpus", type=int, default=0, metavar="N", help="GPUs that it needs to start")
+    add("--port", type=int, default=METRICS_PORT, help="of metrics and status; 0 picks a free one")
+    add(
         "--address",
         help="address at which this node's ranks listen; locally 127.0.0.1, else this host's name",
     )
-    parser.add_argument(
+    add(
         "--listen",
         metavar="ADDRESS,...",
-        help="addresses of this node that serve metrics and status, besides loopback; by default "
-        "--address",
+        help="addresses that serve metrics and status, besides loopback; by default --address",
     )
-    parser.add_argument(
-        "--termination-message",
-        type=Path,
-        help=RECORD_HELP,
-    )
-    parser.add_argument(
+    add("--termination-message", type=Path, help=RECORD_HELP)
+    add(
         "--on-finish",
         choices=ON_FINISH,
         default=EXIT,
         help="keep-alive: after a success or a permanent failure, stay alive until SIGTERM",
     )
-    parser.add_argument(
-        "--take-over",
-        action="store_true",
-        help="take over checkpoints that another run has locked",
-    )
-    parser.add_argument(
-        "--rendezvous-id",
-        default="",
-        help="separates agents that rendezvous from others of the same run",
-    )
-    parser.add_argument(
-        "--parent-pipe", type=Path, help="parent-death pipe: end of file ends this agent"
-    )
-    parser.add_argument(
-        "--entrypoint",
-        default=WORKER,
-        metavar="MODULE:FUNCTION",
-        help="what each rank of a training runs",
-    )
+    add("--take-over", action="store_true", help="take over checkpoints locked by another run")
+    add("--rendezvous-id", default="", help="separates agents from others of the same run")
+    add("--parent-pipe", type=Path, help="parent-death pipe: end of file ends this agent")
+    add("--entrypoint", default=WORKER, metavar="MODULE:FUNCTION", help="what each rank runs")
+    return parser
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -100,22 +100,16 @@ def _device(world: World) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.bench", description=__doc__)
-    parser.add_argument("collective", choices=sorted(COLLECTIVES))
-    parser.add_argument("--min", type=int, default=1 << 10, help="bytes of the smallest size")
-    parser.add_argument("--max", type=int, default=1 << 26, help="bytes of the largest size")
-    parser.add_argument("--factor", type=int, default=4, help="between successive sizes")
-    parser.add_argument("--rounds", type=int, default=20, help="measured rounds per size")
-    parser.add_argument("--warmup", type=int, default=5, help="rounds before these")
-    parser.add_argument("--seconds", type=float, default=5.0, help="maximum time per size")
-    parser.add_argument(
-        "--slow",
-        type=float,
-        default=2.0,
-        help="how many times the median of the others a slow pair takes",
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=300.0, help="seconds that a collective may take"
-    )
+    add = parser.add_argument
+    add("collective", choices=sorted(COLLECTIVES))
+    add("--min", type=int, default=1 << 10, help="bytes of the smallest size")
+    add("--max", type=int, default=1 << 26, help="bytes of the largest size")
+    add("--factor", type=int, default=4, help="between successive sizes")
+    add("--rounds", type=int, default=20, help="measured rounds per size")
+    add("--warmup", type=int, default=5, help="rounds before these")
+    add("--seconds", type=float, default=5.0, help="maximum time per size")
+    add("--slow", type=float, default=2.0, help="times the others' median that a slow pair takes")
+    add("--timeout", type=float, default=300.0, help="seconds that a collective may take")
     return parser
 
 

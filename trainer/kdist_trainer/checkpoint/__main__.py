@@ -127,26 +127,22 @@ def _export(given: argparse.Namespace) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.checkpoint", description=__doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "question",
         choices=["list", "verify", "ledger", "records", "aside", "export", "logs"],
         help=(
-            "list the checkpoints, verify every byte and whether a training could read "
-            "them, show the run's ledger, copy the ledger and "
-            "DONE to a folder (records), archive the folder (aside), export the weights, or print "
-            "the log of the node --name"
+            "list the checkpoints, verify every byte and whether a training could read them, show "
+            "the run's ledger, copy the ledger and DONE to a folder (records), archive the folder "
+            "(aside), export the weights, or print the log of the node --name"
         ),
     )
-    parser.add_argument("folder", help="folder or URL of a run's checkpoints")
-    parser.add_argument("--name", default="", help="the one checkpoint to describe, or the node")
-    parser.add_argument("--generation", type=int, help="logs: only this generation")
-    parser.add_argument(
-        "--step", type=int, help="export: the checkpoint of this step instead of the newest"
-    )
-    parser.add_argument(
-        "--ema", action="store_true", help="export: the moving average instead of the weights"
-    )
-    parser.add_argument(
+    add("folder", help="folder or URL of a run's checkpoints")
+    add("--name", default="", help="the one checkpoint to describe, or the node")
+    add("--generation", type=int, help="logs: only this generation")
+    add("--step", type=int, help="export: the checkpoint of this step instead of the newest")
+    add("--ema", action="store_true", help="export: the moving average instead of the weights")
+    add(
         "--out",
         type=Path,
         default=Path("-"),

@@ -121,29 +121,18 @@ def _end(record: dict[str, Any], given: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.fetch", description=__doc__)
-    parser.add_argument("--url", required=True, help="what to fetch, without credentials")
-    parser.add_argument("--folder", type=Path, required=True, help="gets the files, in files/")
-    parser.add_argument("--field", required=True, help="field of job.yaml that asks for it")
-    parser.add_argument("--endpoint", help="address of the server, if it is not the usual one")
-    parser.add_argument("--region", help="region of an s3:// bucket")
-    parser.add_argument("--sha256", metavar="HEX", help="digest of the file, or of SHA256SUMS")
-    parser.add_argument("--max-bytes", type=int, metavar="N", help="most bytes of all files")
-    parser.add_argument(
-        "--weights", action="store_true", help="of a repository of hf://, only its weights"
-    )
-    parser.add_argument(
-        "--termination-message",
-        type=Path,
-        metavar="FILE",
-        help=RECORD_HELP,
-    )
-    parser.add_argument(
-        "--parent-pipe",
-        type=Path,
-        metavar="FIFO",
-        help="pipe whose end of file ends the fetch, as an agent's",
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--url", required=True, help="what to fetch, without credentials")
+    add("--folder", type=Path, required=True, help="gets the files, in files/")
+    add("--field", required=True, help="field of job.yaml that asks for it")
+    add("--endpoint", help="address of the server, if it is not the usual one")
+    add("--region", help="region of an s3:// bucket")
+    add("--sha256", metavar="HEX", help="digest of the file, or of SHA256SUMS")
+    add("--max-bytes", type=int, metavar="N", help="most bytes of all files")
+    add("--weights", action="store_true", help="of a repository of hf://, only its weights")
+    add("--termination-message", type=Path, metavar="FILE", help=RECORD_HELP)
+    add("--parent-pipe", type=Path, metavar="FIFO", help="pipe whose end of file ends the fetch")
+    add(
         "--stall-seconds",
         type=float,
         default=STALL_SECONDS,

@@ -20,17 +20,14 @@ from kdist_trainer.profiling import requests
 def main(arguments: Sequence[str] | None = None) -> int:
     """Answer one command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.profiling", description=__doc__)
-    parser.add_argument(
-        "what",
-        choices=["ask", "look", "send"],
-        help="request a profile, show its state, or write a trace to stdout",
-    )
-    parser.add_argument("--scratch", type=Path, required=True, help="the agent's folder")
-    parser.add_argument("--root", type=Path, help="folder of the run's checkpoints, if it has one")
-    parser.add_argument("--steps", type=int, default=5, help="ask: number of steps")
-    parser.add_argument("--ranks", default="", help="ask: only these ranks, such as 0,3")
-    parser.add_argument("--name", default="", help="look, send: name of the request")
-    parser.add_argument("--rank", type=int, default=0, help="send: rank whose trace to write")
+    add = parser.add_argument
+    add("what", choices=["ask", "look", "send"], help="request a profile, or its state or trace")
+    add("--scratch", type=Path, required=True, help="the agent's folder")
+    add("--root", type=Path, help="folder of the run's checkpoints, if it has one")
+    add("--steps", type=int, default=5, help="ask: number of steps")
+    add("--ranks", default="", help="ask: only these ranks, such as 0,3")
+    add("--name", default="", help="look, send: name of the request")
+    add("--rank", type=int, default=0, help="send: rank whose trace to write")
     given = parser.parse_args(arguments)
     root = given.root if given.root is not None and given.root.is_dir() else given.scratch
     try:

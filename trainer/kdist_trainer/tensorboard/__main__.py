@@ -43,13 +43,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns 0, or 1 after printing the problem."""
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.tensorboard")
-    parser.add_argument("folder", help="folder of event files, or the URL of one in a bucket")
-    parser.add_argument(
-        "--port", type=int, default=0, help="port of 127.0.0.1; a free one if it is 0"
-    )
-    parser.add_argument(
-        "--wait", action="store_true", help="only wait, as long as another process runs in this pod"
-    )
+    add = parser.add_argument
+    add("folder", help="folder of event files, or the URL of one in a bucket")
+    add("--port", type=int, default=0, help="port of 127.0.0.1; a free one if it is 0")
+    add("--wait", action="store_true", help="only wait while another process runs in this pod")
     options = parser.parse_args(arguments)
     if options.wait:
         wait_until_idle()

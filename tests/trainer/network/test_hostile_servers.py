@@ -13,8 +13,8 @@ import pytest
 from kdist_trainer.errors import KdistTrainerError
 from kdist_trainer.fetch import FetchRequest, TransientError
 from kdist_trainer.fetch.web import HubSource, StatusError, WebClient, read_chunks
-from kdist_trainer.object_store.errors import RequestError
-from kdist_trainer.object_store.store import Client, ObjectLocation
+from kdist_trainer.object_store.errors import ObjectStoreError
+from kdist_trainer.object_store.store import ObjectLocation, ObjectStore
 from kdist_trainer.rendezvous import configmap_client
 from kdist_trainer.rendezvous.configmap_client import (
     ApiEndpoint,
@@ -29,7 +29,7 @@ ERRORS = (
     TransientError,
     StatusError,
     KdistTrainerError,
-    RequestError,
+    ObjectStoreError,
     ApiUnavailableError,
     ApiRejectedError,
 )
@@ -65,7 +65,7 @@ def read_hub(port: int, folder: Path) -> None:
 def read_bucket(port: int, _: Path) -> None:
     """An object of a bucket."""
     location = ObjectLocation("s3://bucket/prefix", endpoint=f"http://127.0.0.1:{port}")
-    Client(location, SECONDS).get("LATEST", 1024)
+    ObjectStore(location, retry_seconds=SECONDS).get("LATEST", 1024)
 
 
 def read_config_map(port: int, folder: Path) -> None:

@@ -19,7 +19,7 @@ from kdist_trainer.formats.digest import Digest, new_hasher
 from kdist_trainer.object_store.errors import FailureKind, RequestError, public_error, request_error
 
 if TYPE_CHECKING:
-    from kdist_trainer.object_store.store import Client, ObjectPath, ObjectStore
+    from kdist_trainer.object_store.store import ObjectPath, ObjectStore
 
 
 BLOCK_BYTES: Final = 8 << 20
@@ -126,7 +126,7 @@ class ObjectWriter:
     abort incomplete uploads. Not thread-safe.
     """
 
-    def __init__(self, store: ObjectStore, name: str, client: Client) -> None:
+    def __init__(self, store: ObjectStore, name: str) -> None:
         self.name = name
         self._store = store
         self._hash = new_hasher()
@@ -135,7 +135,7 @@ class ObjectWriter:
         self._closed = False
         self._failure: OSError | None = None
         try:
-            self._stream = client.open_writer(name, PART_BYTES, PARALLEL)
+            self._stream = store.open_upload(name, PART_BYTES, PARALLEL)
         except RequestError as error:
             raise self._error(error) from None
 

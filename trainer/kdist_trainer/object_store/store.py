@@ -19,7 +19,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -204,107 +204,11 @@ class ObjectInfo:
     tag: Tag = NO_TAG
 
 
-class Client:
-    """Requests for objects below one location. Thread-safe; all methods raise `RequestError`."""
-
-    def __init__(self, location: ObjectLocation, retry_seconds: float) -> None:
-        try:
-            import obstore
-        except ImportError:
-            raise ImportError(
-                f"{location} needs the package obstore: pip install 'obstore>=0.12'"
-            ) from None
-        self._obstore = obstore
-        request = timedelta(seconds=max(retry_seconds * REQUEST_SHARE, 0.1))
-        self._backend = _backend(location, timeout=request, retry_seconds=0)
-        # obstore retries the parts of a stream itself, since nobody else still has them.
-        self._streaming = _backend(
-            location, timeout=timedelta(seconds=retry_seconds), retry_seconds=retry_seconds
-        )
-
-    def get(self, name: str, max_bytes: int) -> Stored:
-        """A whole object of at most `max_bytes`."""
-        with _translated():
-            found = self._obstore.get(self._backend, name)
-            meta = found.meta
-            size = meta["size"]
-            if size > max_bytes:
-                raise RequestError(
-                    FailureKind.TOO_LARGE,
-                    f"it has {size} bytes, more than the {max_bytes} it may have",
-                )
-            data = bytes(found.bytes())
-        _check_length(data, size)
-        return Stored(data, _tag(meta))
-
-    def get_range(
-        self, name: str, start: int, length: int, size: int, tag: Tag = NO_TAG
-    ) -> memoryview:
-        """`length` bytes from byte `start` of an object of `size` bytes, without a copy; with a
-        tag, only of that version.
-        """
-        options: GetOptions = {"range": (start, start + length)}
-        if tag.etag:
-            options["if_match"] = tag.etag
-        with _translated():
-            found = self._obstore.get(self._backend, name, options=options)
-            actual, etag = found.meta["size"], found.meta["e_tag"]
-            if actual != size:
-                raise RequestError(FailureKind.CHANGED, f"it has {actual} bytes instead of {size}")
-            if tag.etag and etag and etag != tag.etag:
-                raise RequestError(FailureKind.CHANGED, "it is another version")
-            data = memoryview(found.bytes())
-        _check_length(data, length)
-        return data
-
-    def put(
-        self, name: str, data: bytes, condition: Tag | None = None, *, new: bool = False
-    ) -> Tag:
-        """Write an object in one request: any, only a `new` one, or one with this tag."""
-        mode: PutMode = "create" if new else "overwrite" if condition is None else _mode(condition)
-        with _translated():
-            return _tag(
-                self._obstore.put(self._backend, name, data, mode=mode, use_multipart=False)
-            )
-
-    def info(self, name: str) -> ObjectInfo:
-        with _translated():
-            return _info(self._obstore.head(self._backend, name))
-
-    def list(self, prefix: str, after: str | None) -> Iterator[Sequence[ObjectInfo]]:
-        """Pages of the objects below a prefix whose names follow the name `after`."""
-        with _translated():
-            for page in self._obstore.list(
-                self._backend, prefix or None, offset=after, chunk_size=PAGE
-            ):
-                yield [_info(one) for one in page]
-
-    def list_folders(self, prefix: str) -> Sequence[str]:
-        with _translated():
-            found = self._obstore.list_with_delimiter(self._backend, prefix or None)
-        return sorted(found["common_prefixes"])
-
-    def delete(self, names: Sequence[str]) -> None:
-        with _translated():
-            self._obstore.delete(self._backend, names)
-
-    def copy(self, name: str, target: str) -> None:
-        with _translated():
-            self._obstore.copy(self._backend, name, target)
-
-    def open_writer(self, name: str, part_bytes: int, parallel: int) -> WritableFile:
-        """A stream into a new object. Its methods raise the library's errors."""
-        with _translated():
-            return self._obstore.open_writer(
-                self._streaming, name, buffer_size=part_bytes, max_concurrency=parallel
-            )
-
-
 @contextmanager
 def _translated() -> Iterator[None]:
     try:
         yield
-    except (RequestError, GeneratorExit):
+    except RequestError:
         raise
     except Exception as error:  # noqa: BLE001 - the library has a dozen types without a base
         raise request_error(error) from None
@@ -412,21 +316,49 @@ class ObjectStore:
         self._seconds = retry_seconds
         self._check_name = check_readable if any_names else check_name
         try:
-            self._client = Client(location, retry_seconds)
+            import obstore
+        except ImportError:
+            raise ImportError(
+                f"{location} needs the package obstore: pip install 'obstore>=0.12'"
+            ) from None
+        self._obstore = obstore
+        request = timedelta(seconds=max(retry_seconds * REQUEST_SHARE, 0.1))
+        try:
+            self._backend = _backend(location, timeout=request, retry_seconds=0)
+            # obstore retries the parts of a stream itself, since nobody else still has them.
+            self._streaming = _backend(
+                location, timeout=timedelta(seconds=retry_seconds), retry_seconds=retry_seconds
+            )
         except RequestError as error:
             raise public_error(f"use {location}", location.scheme, error) from None
 
     def get(self, name: str, max_bytes: int) -> Stored:
         """Read a whole object of at most `max_bytes`. Raises `FileNotFoundError` or `OSError`."""
-        return self._call("get", name, lambda: self._client.get(name, max_bytes))
+        return self._call("get", name, lambda: self._get_once(name, max_bytes))
+
+    @_translated()
+    def _get_once(self, name: str, max_bytes: int) -> Stored:
+        found = self._obstore.get(self._backend, name)
+        size = found.meta["size"]
+        if size > max_bytes:
+            raise RequestError(
+                FailureKind.TOO_LARGE, f"it has {size} bytes, more than the {max_bytes} it may have"
+            )
+        data = bytes(found.bytes())
+        _check_length(data, size)
+        return Stored(data, _tag(found.meta))
 
     def info(self, name: str) -> ObjectInfo:
         """An object's size, time and version. Raises `FileNotFoundError` or `OSError`."""
-        return self._call("inspect", name, lambda: self._client.info(name))
+        return self._call("inspect", name, lambda: _info(self._obstore.head(self._backend, name)))
 
     def put(self, name: str, data: bytes) -> Tag:
         """Write an object unconditionally: the last writer wins. Raises `OSError`."""
-        return self._call("put", name, lambda: self._client.put(name, data))
+        return self._call("put", name, lambda: self._put_once(name, data, "overwrite"))
+
+    @_translated()
+    def _put_once(self, name: str, data: bytes, mode: PutMode) -> Tag:
+        return _tag(self._obstore.put(self._backend, name, data, mode=mode, use_multipart=False))
 
     def put_new(self, name: str, data: bytes) -> Tag:
         """Create an object unless it exists, with content that no other writer would write; of many
@@ -457,7 +389,7 @@ class ObjectStore:
         attempts, verb = self._begin(name), "create" if tag is None else "replace"
         while True:
             try:
-                return self._client.put(name, data, tag, new=tag is None)
+                return self._put_once(name, data, "create" if tag is None else _mode(tag))
             except RequestError as error:
                 if error.kind is (FailureKind.EXISTS if tag is None else FailureKind.CHANGED):
                     found = self._read_back(verb, name, data, attempts)
@@ -479,16 +411,24 @@ class ObjectStore:
         found: _Infos = []
 
         def read_pages() -> None:
-            for page in self._client.list(prefix, found[-1].name if found else None):
-                found.extend(page)
+            after = found[-1].name if found else None
+            for page in self._obstore.list(
+                self._backend, prefix or None, offset=after, chunk_size=PAGE
+            ):
+                found.extend(_info(one) for one in page)
 
         self._call("list", prefix, read_pages, self._begin_listing(prefix))
         return found
 
     def list_folders(self, prefix: str = "") -> _Names:
         """The prefixes one level below a prefix, without a slash at the end, sorted."""
-        attempts = self._begin_listing(prefix)
-        return list(self._call("list", prefix, lambda: self._client.list_folders(prefix), attempts))
+        found = self._call(
+            "list",
+            prefix,
+            lambda: self._obstore.list_with_delimiter(self._backend, prefix or None),
+            self._begin_listing(prefix),
+        )
+        return sorted(found["common_prefixes"])
 
     def delete(self, name: str) -> None:
         """Delete an object; a missing one is no error. Raises `OSError`."""
@@ -505,13 +445,20 @@ class ObjectStore:
         are complete. Raises `FileNotFoundError` or `OSError`.
         """
         check_name(target)
-        self._call("copy", name, lambda: self._client.copy(name, target))
+        self._call("copy", name, lambda: self._obstore.copy(self._backend, name, target))
         self.delete(name)
 
     def create(self, name: str) -> ObjectWriter:
         """A stream into a large object whose name nobody else uses. Raises `OSError`."""
         check_name(name)
-        return ObjectWriter(self, name, self._client)
+        return ObjectWriter(self, name)
+
+    @_translated()
+    def open_upload(self, name: str, part_bytes: int, parallel: int) -> WritableFile:
+        """A stream into a new object. Raises `RequestError`, its methods the library's errors."""
+        return self._obstore.open_writer(
+            self._streaming, name, buffer_size=part_bytes, max_concurrency=parallel
+        )
 
     def open(self, name: str, size: int) -> io.BufferedReader:
         """A file for reading an object of `size` bytes, which is seekable and reads ahead.
@@ -534,16 +481,29 @@ class ObjectStore:
     def read_range(
         self, name: str, start: int, length: int, size: int, tag: Tag = NO_TAG
     ) -> memoryview:
-        """`length` bytes from byte `start` of an object of `size` bytes. Raises as `open` does, and
-        `ObjectChangedError` if the object no longer has this tag.
+        """`length` bytes from byte `start` of an object of `size` bytes, without a copy. Raises as
+        `open` does, and `ObjectChangedError` if the object no longer has this tag.
         """
-        return self._call(
-            "read", name, lambda: self._client.get_range(name, start, length, size, tag)
-        )
+        options: GetOptions = {"range": (start, start + length)}
+        if tag.etag:
+            options["if_match"] = tag.etag
+
+        def read() -> memoryview:
+            found = self._obstore.get(self._backend, name, options=options)
+            actual, etag = found.meta["size"], found.meta["e_tag"]
+            if actual != size:
+                raise RequestError(FailureKind.CHANGED, f"it has {actual} bytes instead of {size}")
+            if tag.etag and etag and etag != tag.etag:
+                raise RequestError(FailureKind.CHANGED, "it is another version")
+            data = memoryview(found.bytes())
+            _check_length(data, length)
+            return data
+
+        return self._call("read", name, read)
 
     def _delete(self, names: _Names) -> None:
         try:
-            self._call("delete", names[0], lambda: self._client.delete(names))
+            self._call("delete", names[0], lambda: self._obstore.delete(self._backend, names))
         except FileNotFoundError:
             # Azure and Google report a missing object; others of the batch may be left
             if len(names) > 1:
@@ -565,7 +525,8 @@ class ObjectStore:
         attempts = attempts or self._begin(name)
         while True:
             try:
-                return request()
+                with _translated():
+                    return request()
             except RequestError as error:
                 may_pass = error.kind is FailureKind.TRANSIENT or (
                     error.kind is FailureKind.UNIDENTIFIED and attempts.count < IDENTITY_ATTEMPTS
@@ -582,7 +543,7 @@ class ObjectStore:
 
     def _read_once(self, name: str, data: bytes) -> Stored:
         try:
-            return self._client.get(name, len(data))
+            return self._get_once(name, len(data))
         except RequestError as error:
             if error.kind is FailureKind.TOO_LARGE:
                 return Stored(b"", Tag())

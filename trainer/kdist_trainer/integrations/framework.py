@@ -15,16 +15,14 @@ import torch
 
 from kdist_trainer import log
 from kdist_trainer.checkpoint.checkpointer import FileCheckpointManager, WriteFiles
-from kdist_trainer.checkpoint.commit import SaveResult
 from kdist_trainer.checkpoint.interval import SaveClock, make_interval
-from kdist_trainer.checkpoint.ledger import RunLedger
 from kdist_trainer.config import Checkpointing, Every, Keep
 from kdist_trainer.distributed.checkpoint_group import CheckpointGroup
 from kdist_trainer.metrics.rank_metrics import WallCategory
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.numerics import rng
 from kdist_trainer.processes.liveness import Phase
-from kdist_trainer.script.api import SaveAgreement, ScriptWorld, close_manager, open_manager
+from kdist_trainer.script.api import SaveAgreement, close_manager, open_manager
 from kdist_trainer.script.state import CHANGED
 
 _trained: list[bool] = []  # that this process has opened the run's checkpoints once
@@ -85,13 +83,10 @@ class FrameworkCheckpoints:
         if self._manager is None:
             return False
         _trained.append(True)
-        self.group = CheckpointGroup(ScriptWorld.current())
         self._agreement = SaveAgreement(
-            self.group, self._clock, RunLedger(self._manager.directory.root)
+            self._manager, self._clock, self._reporter, self._every_steps
         )
-        self._manager.on_result = self._report
-        self._reporter.stats.checkpoint_interval = self._clock.interval_seconds
-        self._clock.cuts = self._manager.cuts
+        self.group = self._agreement.group
         self._clock.start()
         self.listen()
         return True
@@ -108,20 +103,18 @@ class FrameworkCheckpoints:
         Raises:
             CheckpointMismatchError: it was written by another framework, or is unreadable.
         """
-        if self._manager is None:
+        if self._manager is None or self._agreement is None:
             return None
         began = time.monotonic()
         found = self._manager.find(self._framework)
-        stats = self._reporter.stats
-        for fallback in self._manager.fallbacks:
-            stats.add_fallback(fallback.cause)
         if found is None:
+            self._agreement.restored(None)
             return None
         step, folder = found
-        stats.add_checkpoint("restore")
-        stats.add_wall(WallCategory.CHECKPOINT_RESTORE, time.monotonic() - began)
         self._clock.start()
-        self._clock.restored(step)
+        self._agreement.restored(step)
+        seconds = time.monotonic() - began
+        self._reporter.stats.add_wall(WallCategory.CHECKPOINT_RESTORE, seconds)
         log.event("resumed", step=step, checkpoint=folder.parent.name)
         return step, str(folder)
 
@@ -129,13 +122,8 @@ class FrameworkCheckpoints:
         """Whether to save now, after `step` completed steps, the same on all ranks; called by all
         after every step.
         """
-        if self._manager is None or self._agreement is None or self._agreement.stopping:
-            return False
-        self._manager.poll()
-        due = self._every_steps is not None and step % self._every_steps == 0
-        due |= self._agreement.poll(step)
-        self._reporter.stats.checkpoint_interval = self._clock.interval_seconds
-        return due or self._agreement.stopping
+        agreement = self._agreement
+        return agreement is not None and not agreement.stopping and agreement.is_due(step)
 
     def save(self, step: int, write: WriteFiles) -> None:
         """Have the framework write its files into a folder, by `write` on every rank, and commit
@@ -166,11 +154,6 @@ class FrameworkCheckpoints:
             self._agreement.remove_handler()
             self._reporter.begin(Phase.EXIT)  # what follows reports no steps
             self._manager = self._agreement = self.group = None
-
-    def _report(self, result: SaveResult) -> None:
-        result.add_to(self._reporter.stats)
-        self._clock.save_ended(result)
-        self._reporter.flush()
 
 
 def save_generators(folder: Path, rank: int, **notes: bool) -> None:

@@ -178,7 +178,6 @@ class Checkpointer:
         self._objects = ScriptObjects(
             model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler
         )
-        self._every_steps = every_steps
         self._script = ScriptState(self._objects, stateful or {})
         try:
             config = Checkpointing(every=Every.of(every_seconds), mode=mode, keep=Keep.of(keep))
@@ -187,31 +186,23 @@ class Checkpointer:
             raise ConfigError("; ".join(problems)) from None
         if config.keep.best is not None:
             raise ConfigError("keep: only a managed training has a best checkpoint")
-        self._store = open_manager(CheckpointManager, config)
-        self._group: CheckpointGroup | None = None
+        manager = open_manager(CheckpointManager, config)
         self._agreement: SaveAgreement | None = None
-        self._reporter = Reporter()
-        self._stats = self._reporter.stats
+        reporter = Reporter()
+        self._stats = reporter.stats
         self._newest = 0
-        self._clock = SaveClock.from_environment(make_interval(config.every))
-        if self._store is not None:
-            self._group = CheckpointGroup(ScriptWorld.current())
-            self._agreement = SaveAgreement(
-                self._group, self._clock, RunLedger(self._store.directory.root)
-            )
-            agreement, clock = self._agreement, self._clock
-            self._store.on_result = self._report
-            self._store.required.waiting = Waiting(
+        self._clock = clock = SaveClock.from_environment(make_interval(config.every))
+        if manager is not None:
+            self._agreement = agreement = SaveAgreement(manager, clock, reporter, every_steps)
+            manager.required.waiting = Waiting(
                 is_asked_to_stop=lambda: agreement.requested,
                 beat=sign_of_life(),
                 pause_seconds=lambda: clock.pause_seconds,
             )
-            self._store.loadable.prove = self._script.find_problems
-            self._stats.checkpoint_interval = self._clock.interval_seconds
-            self._newest = self._script.show(self._store.peek(), self._group)
-            self._agreement.install_handler()
-            self._clock.cuts = self._store.cuts
-            self._clock.start()
+            manager.loadable.prove = self._script.find_problems
+            self._newest = self._script.show(manager.peek(), agreement.group)
+            agreement.install_handler()
+            clock.start()
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -257,19 +248,15 @@ class Checkpointer:
             CheckpointMismatchError: it is of another model, or there are checkpoints and none can
                 be read.
         """
-        if self._store is None or self._group is None:
+        if self._agreement is None:
             return 0
-        found = self._script.load(self._store, self._group)
-        for fallback in self._store.fallbacks:
-            self._stats.add_fallback(fallback.cause)
+        found = self._script.load(self._agreement.manager, self._agreement.group)
         self._newest = found or 0
         self._clock.start()
-        if found is None:
-            return 0
-        self._clock.restored(found)
-        self._stats.add_checkpoint("restore")
-        self._stats.last_step = found
-        return found
+        self._agreement.restored(found)
+        if found is not None:
+            self._stats.last_step = found
+        return self._newest
 
     def skips(self, step: int) -> bool:
         """Whether a step was done before the resume. Use it where a loop begins again and skips
@@ -320,16 +307,12 @@ class Checkpointer:
             ValueError: the step is before one that is saved.
             UnloadableStateError: a checkpoint cannot hold a value.
         """
-        if self._store is None or self._agreement is None or self._agreement.stopping:
+        if self._agreement is None or self._agreement.stopping:
             return False
         self._check_step(step)
-        self._store.poll()
-        due = self._every_steps is not None and step % self._every_steps == 0
-        due |= self._agreement.poll(step)
-        self._stats.checkpoint_interval = self._clock.interval_seconds
-        if due or self._agreement.stopping:
+        if is_due := self._agreement.is_due(step):
             self._save(step, required=self._agreement.stopping)
-        return due or self._agreement.stopping
+        return is_due
 
     def finish(self, step: int, **outcome: Any) -> None:
         """Save for the last time and mark the run as ended: started again, it does nothing.
@@ -342,8 +325,8 @@ class Checkpointer:
 
     def close(self) -> None:
         """Wait for the save in progress and release the folder; before `destroy_process_group`."""
-        if self._store is not None:
-            close_manager(self._store)
+        if self._agreement is not None:
+            close_manager(self._agreement.manager)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -355,13 +338,13 @@ class Checkpointer:
     def _save(
         self, step: int, *, required: bool = False, final: dict[str, Any] | None = None
     ) -> None:
-        if self._store is None or self._agreement is None or self._group is None:
+        if self._agreement is None:
             return
         step = self._check_step(step)
         self._clock.save_started(step)
-        tensors, state = self._script.read(step, self._group)
+        tensors, state = self._script.read(step, self._agreement.group)
         first = self._objects.of_rank_zero()
-        started = self._store.save(
+        started = self._agreement.manager.save(
             tensors,
             state,
             step=step,
@@ -384,12 +367,6 @@ class Checkpointer:
             )
         return step
 
-    def _report(self, result: SaveResult) -> None:
-        """Send the result of a save to the agent: the script may have no `Reporter` of its own."""
-        result.add_to(self._stats)
-        self._clock.save_ended(result)
-        self._reporter.flush()
-
 
 _AGREE_SECONDS = 0.5
 _MAX_CALLS = 1000
@@ -402,19 +379,24 @@ class SaveAgreement:
     A second request by SIGTERM (`StopCounter`) ends the process at once.
     """
 
-    def __init__(self, group: CheckpointGroup, clock: SaveClock, ledger: RunLedger) -> None:
-        """Agree on nothing yet; `install_handler` has SIGTERM request a stop.
-
-        Args:
-            group: the ranks that save together.
-            clock: says when a save is due.
-            ledger: receives when the first step was done: it is how long a run has trained.
+    def __init__(
+        self,
+        manager: CheckpointManager,
+        clock: SaveClock,
+        reporter: Reporter,
+        every_steps: int | None,
+    ) -> None:
+        """Agree on nothing yet; `install_handler` has SIGTERM request a stop. The manager's ledger
+        receives when the first step was done: it is how long a run has trained.
         """
+        self.manager = manager
+        self.group = CheckpointGroup(ScriptWorld.current())
         self.stopping = False
         """Whether all ranks have agreed to stop."""
-        self._group = group
         self._clock = clock
-        self._ledger = ledger
+        self._reporter = reporter
+        self._every_steps = every_steps
+        self._ledger = RunLedger(manager.directory.root)
         self.requested = False
         """Whether this rank was asked to stop."""
         self._calls = 0
@@ -423,6 +405,9 @@ class SaveAgreement:
         self._agreed_time = time.monotonic()
         self._former: Any = None
         self._terminations = StopCounter()
+        manager.on_result = self._report
+        reporter.stats.checkpoint_interval = clock.interval_seconds
+        clock.cuts = manager.cuts
 
     def install_handler(self) -> None:
         """Take SIGTERM as a request to stop, also if another handler was installed since. Does
@@ -439,16 +424,28 @@ class SaveAgreement:
             signal.signal(signal.SIGTERM, self._former)
             self._former = None
 
-    def poll(self, step: int) -> bool:
-        """Exchange requests if it is time to; called by all ranks after every step.
+    def restored(self, step: int | None) -> None:
+        """Count the restore from the checkpoint of this step, if any, and those passed over."""
+        stats = self._reporter.stats
+        for fallback in self.manager.fallbacks:
+            stats.add_fallback(fallback.cause)
+        if step is not None:
+            self._clock.restored(step)
+            stats.add_checkpoint("restore")
 
-        Args:
-            step: the number of completed steps.
-
-        Returns:
-            Whether a save is due by rank 0's clock, the same on all ranks.
+    def is_due(self, step: int) -> bool:
+        """Whether to save now, after `step` completed steps, the same on all ranks; called by all
+        after every step, until they stop.
         """
-        if not self._calls and self._group.is_rank_zero:
+        self.manager.poll()
+        due = self._every_steps is not None and step % self._every_steps == 0
+        due |= self._exchange(step)
+        self._reporter.stats.checkpoint_interval = self._clock.interval_seconds
+        return due or self.stopping
+
+    def _exchange(self, step: int) -> bool:
+        """Exchange requests if it is time to; returns whether a save is due by rank 0's clock."""
+        if not self._calls and self.group.is_rank_zero:
             self._record("first_step", step=step, seconds=round(self._clock.trained, 3))
         self._clock.tick()
         self._calls += 1
@@ -458,11 +455,11 @@ class SaveAgreement:
         seconds_per_call = (now - self._agreed_time) / (self._calls - self._agreed_calls)
         cost = self._clock.interval.cost or 0.0
         due = self._clock.is_due(step)
-        answers = self._group.gather((self.requested, due, seconds_per_call, cost))
+        answers = self.group.gather((self.requested, due, seconds_per_call, cost))
         self.stopping = any(stop for stop, _, _, _ in answers)
         slowest = max(seconds for _, _, seconds, _ in answers)
         self._clock.interval.take_costs(max(cost for _, _, _, cost in answers))
-        if self._group.is_rank_zero and (change := self._clock.take_change()):
+        if self.group.is_rank_zero and (change := self._clock.take_change()):
             log.event("save-interval", **change)
             self._record(INTERVAL_EVENT, **change)
         self._agreed_time = now
@@ -471,6 +468,12 @@ class SaveAgreement:
             1, min(_MAX_CALLS, int(_AGREE_SECONDS / max(slowest, 1e-6)))
         )
         return answers[0][1]
+
+    def _report(self, result: SaveResult) -> None:
+        """Send the result of a save to the agent: the script may have no `Reporter` of its own."""
+        result.add_to(self._reporter.stats)
+        self._clock.save_ended(result)
+        self._reporter.flush()
 
     def _record(self, event: str, **fields: Any) -> None:
         generation = int(os.environ.get("KDIST_GENERATION", "1"))

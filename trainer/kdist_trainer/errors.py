@@ -21,8 +21,6 @@ from kdist_trainer.causes.search import (
 from kdist_trainer.config import Cause, Exit
 from kdist_trainer.config.exit_codes import CODES, FAULTS, Fault, Rerun
 
-__all__ = ["classify", "find", "find_place", "is_user_code"]
-
 
 class KdistTrainerError(Exception):
     """A failure whose cause is known where it is raised; its exit code is that of the cause."""

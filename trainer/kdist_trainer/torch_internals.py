@@ -24,28 +24,6 @@ from torch.nn.modules.batchnorm import _NormBase as RunningNorm
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-__all__ = [
-    "GLOO_WORKER",
-    "BatchNorm",
-    "HashStore",
-    "RunningNorm",
-    "TCPStore",
-    "all_groups",
-    "assigned_buckets",
-    "flatten_mesh",
-    "found_overflows",
-    "gloo_backend",
-    "observe_groups",
-    "own_buffers",
-    "own_parameters",
-    "queued_batches",
-    "replace_rendezvous_store",
-    "restart_group_names",
-    "tree_map_only",
-    "unsaved_buffers",
-    "workers_of",
-]
-
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """Buffers of `module` itself, without those of its children; changes apply to the module."""

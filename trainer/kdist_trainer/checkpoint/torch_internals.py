@@ -22,19 +22,6 @@ from torch.serialization import _get_layout as find_layout
 
 from kdist_trainer.checkpoint.manifest import UnloadableStateError
 
-__all__ = [
-    "INDEX_GLOBALS",
-    "KeyPath",
-    "MemoryFormatEncoding",
-    "StorageInfo",
-    "allocate_on_cpu",
-    "copy_to_cpu",
-    "find_layout",
-    "flatten",
-    "set_properties",
-    "set_value",
-]
-
 MemoryFormatEncoding = _MEM_FORMAT_ENCODING
 """How the index spells `torch.memory_format`."""
 

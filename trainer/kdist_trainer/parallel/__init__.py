@@ -17,8 +17,6 @@ from kdist_trainer.parallel.pipeline import Pipeline
 from kdist_trainer.parallel.tensor import Tensor
 from kdist_trainer.workload import Workload
 
-__all__ = ["Strategy", "build"]
-
 
 def build(
     train: Training,

@@ -8,5 +8,3 @@ imports torch. Read `writer` first.
 """
 
 from kdist_trainer.tensorboard.writer import FOLDER, TensorBoardWriter
-
-__all__ = ["FOLDER", "TensorBoardWriter"]

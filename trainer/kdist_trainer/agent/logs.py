@@ -397,7 +397,12 @@ class KeptLog:
         if isinstance(self._folder, ObjectPath):
             self._segment_bytes = min(self._segment_bytes, _OBJECT_BYTES)
         self._most_segments = max(_SEGMENTS, max_bytes // self._segment_bytes)
-        self._hide = _find_any(secrets)
+        # a pattern of the secrets' lines, the longest first: one may be part of another
+        lines = {line.strip() for secret in secrets for line in secret.splitlines()}
+        long = {line for line in lines if len(line) >= _SHORTEST_SECRET}
+        long |= {encode_json(os.fsdecode(line))[1:-1].encode() for line in long}
+        forms = sorted(long, key=len, reverse=True)
+        self._hide = re.compile(b"|".join(map(re.escape, forms))) if forms else None
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._bytes = self._dropped = self._generation = 0
         self._changed = threading.Condition()
@@ -502,15 +507,6 @@ class KeptLog:
         return GrowingObject(path) if isinstance(path, ObjectPath) else _SegmentFile(path)
 
 
-def _find_any(secrets: Collection[bytes]) -> re.Pattern[bytes] | None:
-    """A pattern of the secrets' lines, the longest first: one may be part of another."""
-    lines = {line.strip() for secret in secrets for line in secret.splitlines()}
-    long = {line for line in lines if len(line) >= _SHORTEST_SECRET}
-    long |= {encode_json(os.fsdecode(line))[1:-1].encode() for line in long}
-    forms = sorted(long, key=len, reverse=True)
-    return re.compile(b"|".join(map(re.escape, forms))) if forms else None
-
-
 def place_of(node: str) -> str:
     """The name of a node without the random suffix of a pod's name: the pod that takes the place of
     `digits-0-x7k2p` continues its log.
@@ -561,7 +557,14 @@ class LogRelay:
         self._streams: dict[int, _Stream] = {}  # by the descriptor of its pipe
         for local_rank in (*range(ranks), EARLY):
             for number in (*STREAMS, EVENTS):
-                descriptor = _make_pipe(pipe_path(scratch, local_rank, number))
+                path = pipe_path(scratch, local_rank, number)
+                path.unlink(missing_ok=True)
+                os.mkfifo(path, 0o600)
+                # it always has a writer, so that it never reaches end of file
+                descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+                if hasattr(fcntl, "F_SETPIPE_SZ"):
+                    with suppress(OSError):  # above this user's limit
+                        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
                 lines = RankEvents() if number == EVENTS else RankLines(live=live)
                 self._streams[descriptor] = _Stream(local_rank, min(number, STREAMS[1]), lines)
         self._lock = threading.Lock()
@@ -658,19 +661,6 @@ class LogRelay:
         message = f"output of a rank is lost: {type(error).__name__}: {error}"
         line = log.render("error", "log-relay-failed", {"message": message}, now=datetime.now(UTC))
         self._log.put(STREAMS[1], [line])
-
-
-def _make_pipe(path: Path) -> int:
-    """Create a named pipe that is read without blocking. It always has a writer, so that it never
-    reaches end of file.
-    """
-    path.unlink(missing_ok=True)
-    os.mkfifo(path, 0o600)
-    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with suppress(OSError):  # above this user's limit
-            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    return descriptor
 
 
 class _Log:

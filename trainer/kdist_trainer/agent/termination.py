@@ -34,7 +34,6 @@ from kdist_trainer.agent.coordination import (
 )
 from kdist_trainer.agent.exits import (
     GroupResult,
-    RankState,
     RunOutcome,
     failed,
     find_early_exit,
@@ -200,7 +199,14 @@ class TerminationPolicy:
         if cause.permanent:
             cause = self._wait_for_earlier_failure(generation.number, cause)
         if states and (cause.permanent or cause.code is Exit.HANG or find_mismatch(states)):
-            cause = self._resolve_root_cause(generation, states, cause)
+            # once all agents have posted the states of their ranks
+            every = gather_rank_states(
+                self._agent_store, generation, self._settings.node, states, after_failures=True
+            )
+            resolved = resolve_root_cause(cause, every)
+            if resolved != cause and not resolved.permanent:
+                self._agent_store.post_failures(generation.number, [resolved])
+            cause = replace(resolved, collectives=format_collectives(every))
         if cause.permanent:
             self._end_failed(cause)
         if self._single_start.applies and not self._stop.requested:
@@ -215,20 +221,6 @@ class TerminationPolicy:
             if failure is not None and not self._stop.requested:
                 self._end_failed(failure)
         return cause
-
-    def _resolve_root_cause(
-        self, generation: Generation, own_states: list[RankState], failure: Failure
-    ) -> Failure:
-        """The root cause once all agents have posted the states of their ranks; posted if it is
-        another failure.
-        """
-        states = gather_rank_states(
-            self._agent_store, generation, self._settings.node, own_states, after_failures=True
-        )
-        resolved = resolve_root_cause(failure, states)
-        if resolved != failure and not resolved.permanent:
-            self._agent_store.post_failures(generation.number, [resolved])
-        return replace(resolved, collectives=format_collectives(states))
 
     def _end_if_over(self) -> None:
         """End if the run has ended, whatever the result on this node."""

@@ -92,7 +92,7 @@ def listen(host: str, port: int) -> socket.socket:
     reason = f"{host} is no address of this machine"
     means_loopback = _means_loopback(host)
     for family, address in _addresses(host):
-        if not means_loopback and _is_loopback(address):
+        if not means_loopback and ip_address(address.partition("%")[0]).is_loopback:
             reason = f"{host} is a loopback address on this machine"
             continue
         if (server := _bind(family, address, port)) is not None:
@@ -131,10 +131,6 @@ def _addresses(host: str) -> list[tuple[int, str]]:
     except OSError:
         return []
     return [(int(family), str(address[0])) for family, _, _, _, address in found]
-
-
-def _is_loopback(address: str) -> bool:
-    return bool(ip_address(address.partition("%")[0]).is_loopback)
 
 
 def _means_loopback(host: str) -> bool:

@@ -138,7 +138,11 @@ class World:
             hosted.refuse_newcomers(admit_members=device is not None)
 
         def init(timeout: timedelta) -> Any:
-            before = _restore_excepthook()
+            # torch adds a hook for each group, around the others, which puts the rank before each
+            # line of a last error: after a thousand groups there would be no error to read
+            if _plain_hook and sys.excepthook is _plain_hook[1]:
+                sys.excepthook = _plain_hook[0]
+            before = sys.excepthook
             dist.init_process_group(
                 self.backend,
                 rank=self.rank,
@@ -310,16 +314,6 @@ def abandon(timeout: timedelta) -> None:
         left.add(groups)
     restart_group_names()
     group_abort.reset()
-
-
-def _restore_excepthook() -> ExceptHook:
-    """Take back the hook of the group before, and return the one that is in place then. torch adds
-    one for each group, around the others, which puts the rank before each line of a last error:
-    after a hundred groups a hundred times, and after a thousand there would be no error to read.
-    """
-    if _plain_hook and sys.excepthook is _plain_hook[1]:
-        sys.excepthook = _plain_hook[0]
-    return sys.excepthook
 
 
 def _close_stores() -> None:

@@ -436,7 +436,12 @@ class StageRunner:
         else:
             inputs_here = inputs
         output = self.stage(*inputs_here)
-        outputs = as_tuple(output)
+        outputs = output if isinstance(output, tuple) else (output,)
+        if not all(isinstance(value, Tensor) for value in outputs):  # which alone can be sent
+            raise ConfigError(
+                "train.strategy: the parts of a pipeline's chain must return tensors; one returns "
+                f"a {type(output).__name__}"
+            )
         if not self.is_last:
             self._send(outputs, self.index + 1, shapes_known=known is not None)
         result = self._broadcast_result(outputs, known.model_outputs if known else None)
@@ -596,16 +601,3 @@ def empty(shape: Shape, device: torch.device, *, grad: bool = False) -> Tensor:
         device=device,
         requires_grad=grad and shape.dtype.is_floating_point,
     )
-
-
-def as_tuple(output: Any) -> Tensors:
-    """The output of a module of the chain as a tuple. Raises `ConfigError` if it is not made of
-    tensors, which alone can be sent.
-    """
-    values = output if isinstance(output, tuple) else (output,)
-    if not all(isinstance(value, Tensor) for value in values):
-        raise ConfigError(
-            "train.strategy: the parts of a pipeline's chain must return tensors; one returns a "
-            f"{type(output).__name__}"
-        )
-    return values

@@ -98,10 +98,8 @@ _ASSIGN_BUCKETS = "_compute_bucket_assignment_by_size"
 @contextmanager
 def assigned_buckets(buckets: Sequence[Sequence[Tensor]]) -> Iterator[None]:
     """Have a `DistributedDataParallel` that is made within the `with` block reduce these buckets
-    from its first backward pass on, not ones that it lays by the order of registration.
-
-    Args:
-        buckets: The parameters of each bucket, the bucket that is reduced first coming first.
+    from its first backward pass on, not ones that it lays by the order of registration. The one
+    that is reduced first comes first.
     """
 
     def assign(

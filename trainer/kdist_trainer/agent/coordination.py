@@ -62,13 +62,7 @@ _SEEN_SECONDS = 10.0
 
 
 class FinishExchange:
-    """Which agents of the latest round have finished, by its exchange.
-
-    Args:
-        rendezvous: Has the exchange, or none.
-        node: This node.
-        nodes: All nodes of the round.
-    """
+    """Which agents of the latest round have finished, by its exchange, if it has one."""
 
     def __init__(self, rendezvous: Rendezvous, node: str, nodes: Sequence[str]) -> None:
         self._rendezvous = rendezvous

@@ -515,14 +515,8 @@ def find_hung_rank(states: Iterable[RankState]) -> int | None:
 
 
 def dump_stacks(pids: dict[int, int], paths: dict[int, Path]) -> dict[int, list[str]]:
-    """Have ranks write their stacks, also stopped ones.
-
-    Args:
-        pids: The process ids, by local rank.
-        paths: The stack files, by local rank.
-
-    Returns:
-        The new lines of the files by local rank, after two seconds at most.
+    """Have ranks write their stacks, also stopped ones. Pids and files are by local rank, and so
+    are the new lines of the files, which are returned after two seconds at most.
     """
     before = {local_rank: _size(path) for local_rank, path in paths.items()}
     for pid in pids.values():

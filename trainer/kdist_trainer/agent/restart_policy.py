@@ -357,11 +357,9 @@ class SingleStart:
         return is_first and self._opened
 
     def examine(self, document: Document, *, committed: int) -> tuple[str | None, str]:
-        """Examine whether a generation may follow the one with this document.
-
-        Args:
-            document: The document; empty if there is none in this store.
-            committed: The step of the newest checkpoint, 0 without one.
+        """Examine whether a generation may follow the one with this document. The document is empty
+        if there is none in this store, and `committed`, the step of the newest checkpoint, is 0
+        without one.
 
         Returns:
             When a user last asked for the job to start again, None where that does not matter; and
@@ -376,11 +374,8 @@ class SingleStart:
         return asked_at, self.refuse(committed=committed) if document else ""
 
     def refuse(self, *, committed: int) -> str:
-        """Why the workers are not started again; empty if they may be. Raises `RuntimeError` if
-        the store is unreachable.
-
-        Args:
-            committed: The step of the newest checkpoint, 0 without one.
+        """Why the workers are not started again; empty if they may be. `committed` is the step of
+        the newest checkpoint, 0 without one. Raises `RuntimeError` if the store is unreachable.
         """
         if not self.applies or self._opened or committed:
             return ""
@@ -813,9 +808,7 @@ def was_starting(
 
 def describe_slow_start(events: Iterable[Event]) -> str:
     """A sentence with both times, if the latest groups were all lost as they started; else empty.
-
-    Args:
-        events: The run's events so far, with the failure that ended the latest group.
+    `events` are those of the run so far, with the failure that ended the latest group.
     """
     apart, starts = _measure(events)
     if len(apart) < LOSSES:

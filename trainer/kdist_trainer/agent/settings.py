@@ -387,12 +387,7 @@ _MOST_BYTES: Final = 1 << 20
 
 
 def identify_code(config: TrainConfig, code: Path | None) -> str:
-    """The digest. Files that cannot be read count by their names.
-
-    Args:
-        config: train.json.
-        code: The folder of the job's code.
-    """
+    """The digest of a job and its code. Files that cannot be read count by their names."""
     import torch
 
     parts = {"job": config.to_job(), "kdist": kdist_trainer.__version__, "torch": torch.__version__}

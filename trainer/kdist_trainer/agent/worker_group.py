@@ -264,12 +264,7 @@ class Survivors:
     """The workers of this node that can leave a broken group, and those that have left one."""
 
     def __init__(self, config: TrainConfig, scratch: Path) -> None:
-        """Listen for the workers if they can be kept.
-
-        Args:
-            config: train.json.
-            scratch: The agent's folder, where the socket is.
-        """
+        """Listen for the workers, at a socket in `scratch`, if they can be kept."""
         self._control: ControlServer | None = None
         self.may_continue = True
         """Whether the workers of the present group may keep their training for the next one."""
@@ -461,13 +456,8 @@ _POLL_SECONDS = 0.05
 
 
 class PrestartedWorkers:
-    """The workers of this node that have no group yet.
-
-    Args:
-        settings: The settings of the agent.
-        start: Starts workers without a group.
-        survivors: Has them join their group.
-        procs: The number of workers on this node.
+    """The workers of this node that have no group yet. `start` starts them so, and `survivors` has
+    them join their group.
     """
 
     def __init__(

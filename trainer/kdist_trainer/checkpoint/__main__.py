@@ -42,14 +42,7 @@ from kdist_trainer.object_store.errors import ObjectStoreError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Answer one question about a folder.
-
-    Args:
-        arguments: of the command line; by default those of this process.
-
-    Returns:
-        The exit code.
-    """
+    """Answer one question about a folder; returns the exit code."""
     given = _parser().parse_args(arguments)
     try:
         given.folder = open_location(given.folder)
@@ -270,17 +263,9 @@ def read_ledger(root: StoragePath, *, most_steps: int | None = None) -> dict[str
 
 
 def copy_records(root: StoragePath, folder: Path) -> dict[str, Any]:
-    """Copy what a run has recorded, its ledger and DONE, to a folder on a disk.
-
-    Args:
-        root: the folder of its checkpoints.
-        folder: where they are copied to; what is there is replaced.
-
-    Returns:
-        The document in DONE as `done`.
-
-    Raises:
-        OSError: the storage failed.
+    """Copy what a run has recorded, its ledger and DONE, from the folder of its checkpoints to one
+    on a disk, where it replaces what is there. Returns the document in DONE as `done`. Raises
+    `OSError`.
     """
     ledger = RunLedger(root)
     done = CheckpointDirectory(root).read_done()
@@ -336,15 +321,8 @@ def describe_logs(root: StoragePath) -> dict[str, Any]:
 
 
 def read_log(root: StoragePath, node: str, *, generation: int | None = None) -> Iterator[bytes]:
-    """Yield what a node has written, in pieces.
-
-    Args:
-        root: the folder of the checkpoints.
-        node: the node.
-        generation: only that of one generation; None for all.
-
-    Raises:
-        OSError: the disk failed.
+    """Yield what a node has written, in pieces, of all generations or only of this one. Raises
+    `OSError`.
     """
     folder = root / LOGS / node
     for segment in list_segments(folder):

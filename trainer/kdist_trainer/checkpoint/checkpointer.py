@@ -607,10 +607,8 @@ class FileCheckpointManager(CheckpointManager):
     )
 
     def find(self, framework: str) -> tuple[int, Path] | None:
-        """Find the newest checkpoint that verifies; what is saved from now on follows it.
-
-        Args:
-            framework: the framework that must have written it.
+        """Find the newest checkpoint that verifies, which the framework must have written; what is
+        saved from now on follows it.
 
         Returns:
             Its step, and the folder of the framework's files; None if there is none.

@@ -127,16 +127,8 @@ def commit_checkpoint(
     request: CommitRequest,
     digests: Mapping[str, Digest],
 ) -> Manifest:
-    """Commit the folder of tensor files `request.temporary`.
-
-    Args:
-        directory: the checkpoint folder.
-        lock: its lock, which this process must hold.
-        request: what to commit.
-        digests: of the tensor files, by name.
-
-    Returns:
-        The manifest as written.
+    """Commit the folder of tensor files `request.temporary`, which have these digests; returns the
+    manifest as written. This process must hold the lock.
 
     Raises:
         DamagedCheckpointError: a file is not there; nothing is acknowledged.
@@ -431,11 +423,7 @@ def record_leftovers(directory: CheckpointDirectory, lock: Lock, *, spared: Iter
 
 
 def count_cuts(events: Iterable[Mapping[str, Any]]) -> int:
-    """How many saves in a row were cut since the last commit.
-
-    Args:
-        events: of the run's ledger, oldest first.
-    """
+    """How many saves in a row were cut since the last commit, by the events, oldest first."""
     cut: set[Any] = set()
     for event in events:
         if event.get("event") == "commit":
@@ -552,10 +540,8 @@ def remove_token(root: StoragePath, token: Token) -> None:
 
 
 def check_conditions(path: ObjectPath) -> None:
-    """Find out whether an object store honors the conditions that the lock and commits need.
-
-    Args:
-        path: an object that does not exist, and does not afterwards.
+    """Find out whether an object store honors the conditions that the lock and commits need, by an
+    object that does not exist, and does not afterwards.
 
     Raises:
         CheckpointMismatchError: it replaces what must not be replaced.

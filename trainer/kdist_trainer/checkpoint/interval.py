@@ -490,12 +490,9 @@ class SaveHistory:
     """Seconds until the last save was durable."""
 
     def mean_seconds(self, trained: float = 0.0) -> float:
-        """The training time between two losses.
+        """The training time between two losses, with what is not in the history yet.
 
         What is assumed of an unknown run counts as one more loss, and the less the more are known.
-
-        Args:
-            trained: training time that is not in the history yet.
         """
         count = len(self.losses) + 1
         return (sum(self.losses) + self.since + trained + _EXPECTED_SECONDS / count) / count
@@ -530,11 +527,7 @@ class SaveHistory:
 
 
 def read_history(events: Iterable[Mapping[str, Any]]) -> SaveHistory:
-    """The losses and saves of all groups of a run.
-
-    Args:
-        events: of the ledger, oldest first.
-    """
+    """The losses and saves of all groups of a run, by the events of its ledger, oldest first."""
     events = list(events)
     history = SaveHistory()
     for one in list_generations(_without_rests(events)):
@@ -574,10 +567,8 @@ class AutoInterval(SaveInterval):
     """The interval of one worker group: measured by every rank, decided by rank 0."""
 
     def __init__(self, history: SaveHistory | None = None) -> None:
-        """Begin with what former processes have measured: it counts until there is better.
-
-        Args:
-            history: of the run until this group began; by default what the agent has read.
+        """Begin with what the run has measured until this group began, by default what the agent
+        has read: it counts until there is better.
         """
         super().__init__(None)
         if history is None:
@@ -629,10 +620,8 @@ class AutoInterval(SaveInterval):
             self._cost = cost
 
     def seconds(self, trained: float) -> float:
-        """The interval. It stays as it is while the best one differs by less than a quarter.
-
-        Args:
-            trained: training time of this process so far, in seconds.
+        """The interval after so many seconds of training of this process. It stays as it is while
+        the best one differs by less than a quarter.
         """
         best = choose_seconds(
             cost=self._cost,
@@ -647,11 +636,7 @@ class AutoInterval(SaveInterval):
         return last
 
     def take_change(self, trained: float) -> dict[str, float] | None:
-        """See `SaveInterval`; None also if one was reported in the last ten minutes.
-
-        Args:
-            trained: training time of this process so far, in seconds.
-        """
+        """See `SaveInterval`; None also if one was reported in the last ten minutes."""
         now = self.seconds(trained)
         if self._cost is None:
             return None

@@ -260,11 +260,8 @@ def shorten_segment(data: bytes) -> bytes:
 
 
 def shorten(events: Sequence[Event], *, others: int = _OTHERS) -> list[Event]:
-    """The events without details of what is long past.
-
-    Args:
-        events: oldest first.
-        others: how many that are no commits stay.
+    """The events, oldest first, without details of what is long past; `others` is how many stay
+    that are no commits.
     """
     commits = [index for index, each in enumerate(events) if each.get("event") == "commit"]
     single = set(commits[-_COMMITS:])
@@ -480,10 +477,6 @@ class RunLedger:
 def find_last_sign(events: Iterable[Mapping[str, Any]], root: StoragePath | None) -> float:
     """When a run last made progress, in Unix seconds: by its events, and by the newest line of its
     steps. What a node has done after that and was lost with it is not known.
-
-    Args:
-        events: those of the run.
-        root: the checkpoint folder, if there is one.
     """
     now = time.time()
     times = [number_of(each, "time") for each in events]

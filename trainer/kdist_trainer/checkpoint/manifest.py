@@ -74,14 +74,8 @@ def too_deep(path: str, levels: int) -> UnloadableStateError:
 
 
 def encode(value: Any, path: str) -> tuple[Any, bool]:
-    """A value as JSON.
-
-    Args:
-        value: numbers, texts, and dicts, lists and tuples of these.
-        path: what leads to it, for the error.
-
-    Returns:
-        The value, and whether it holds what plain JSON does not.
+    """A value, of numbers, texts, and dicts, lists and tuples of these, as JSON, and whether it
+    holds what plain JSON does not. An error names the `path` that leads to it.
 
     Raises:
         UnloadableStateError: it holds something else.
@@ -349,12 +343,7 @@ def _find_sizes(folder: StoragePath, names: Iterable[str]) -> Mapping[str, int]:
 
 
 def check_digests(folder: StoragePath, manifest: Manifest, names: Iterable[str]) -> None:
-    """Read files of a checkpoint and compare their digests.
-
-    Args:
-        folder: the checkpoint's folder.
-        manifest: has the digests.
-        names: the files to compare.
+    """Read files of a checkpoint and compare their digests with those of its manifest.
 
     Raises:
         DamagedCheckpointError: one was changed.
@@ -375,12 +364,7 @@ def check_digests(folder: StoragePath, manifest: Manifest, names: Iterable[str])
 
 
 def read_checked(folder: StoragePath, name: str, manifest: Manifest) -> bytes:
-    """Read a small file and verify its digest.
-
-    Args:
-        folder: the checkpoint's folder.
-        name: the file's name.
-        manifest: has the digest.
+    """Read a small file of a checkpoint and verify its digest.
 
     Raises:
         DamagedCheckpointError: it is missing, too large, or was changed.

@@ -544,13 +544,8 @@ def _read_documents(
 def check_fit(
     folder: StoragePath, found: LoadedCheckpoint, flat: Mapping[str, Any], *, fingerprint: str
 ) -> None:
-    """Check that a checkpoint fits the data and the model that it is to be loaded into.
-
-    Args:
-        folder: the checkpoint's folder.
-        found: the checkpoint.
-        flat: the state to fill, by flat name.
-        fingerprint: of the data; empty to accept any.
+    """Check that a checkpoint fits the data, with an empty fingerprint any, and the state that it
+    is to be loaded into, which is given by flat name.
 
     Raises:
         CheckpointMismatchError: it does not; the message says what differs.
@@ -673,12 +668,7 @@ def read_values(folder: StoragePath, manifest: Manifest, index: SavedIndex) -> N
 def load_full_tensors(
     folder: StoragePath, manifest: Manifest, names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Read tensors whole onto the CPU, on this rank alone.
-
-    Args:
-        folder: the checkpoint's folder.
-        manifest: its manifest.
-        names: names of the tensors.
+    """Read tensors of these names whole onto the CPU, on this rank alone.
 
     Raises:
         DamagedCheckpointError: a tensor is missing or cannot be read.

@@ -174,10 +174,8 @@ class Restore:
         return made[0]
 
     def find(self, framework: str) -> LoadedCheckpoint | None:
-        """Find the newest checkpoint whose files verify, in a shared folder.
-
-        Args:
-            framework: the framework that has written them.
+        """Find the newest checkpoint whose files verify, in a shared folder; the framework must
+        have written them.
 
         Returns:
             The checkpoint, whose files the framework reads itself; None if there is none.

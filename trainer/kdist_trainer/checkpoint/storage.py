@@ -156,11 +156,6 @@ def create(path: StoragePath) -> DurableFile | ObjectWriter:
 def write_new(path: StoragePath, data: bytes, *, exclusive: bool = False) -> Digest:
     """Write a new file and fsync it.
 
-    Args:
-        path: the file.
-        data: its content.
-        exclusive: whether the file must not exist.
-
     Raises:
         FileExistsError: the file exists and `exclusive` is set.
         OSError: the disk failed.

@@ -454,12 +454,8 @@ class Writer:
         self._attempts, self.needs_nobody = [], self._writes_alone and self._group.is_rank_zero
 
     def commit(self, request: CommitRequest, content: Content) -> SaveResult:
-        """Commit a checkpoint of what `content` writes, unless this worker group has already
-        committed its step.
-
-        Args:
-            request: what to commit besides it.
-            content: called on every rank.
+        """Commit a checkpoint of the request and of what `content` writes, which every rank calls,
+        unless this worker group has already committed its step.
 
         Returns:
             The result, the same on every rank, also of a save that failed; unless it failed since

@@ -43,13 +43,7 @@ def require_gpus(wanted: int, *, node: str, is_only_machine: bool = False) -> No
 
 
 def describe_missing(wanted: int, found: int, *, node: str) -> str:
-    """What is missing on this node, and what is there.
-
-    Args:
-        wanted: The GPUs that the job asks for.
-        found: Those that torch sees.
-        node: The name of this node.
-    """
+    """What is missing on this node of the GPUs that the job asks for, and what torch sees."""
     of = f"{wanted} GPU{'s' * (wanted != 1)}"
     seen = "none" if not found else f"only {found}"
     return f"the job asks for {of} on node {node}, and torch sees {seen}: {'; '.join(_reasons())}"

@@ -25,11 +25,7 @@ _BACKLOG = 4096
 
 
 class HostedStore:
-    """A TCPStore and the socket at which it listens.
-
-    Attributes:
-        store: The store.
-    """
+    """A TCPStore and the socket at which it listens."""
 
     def __init__(self, host: str, port: int, *, size: int, timeout: timedelta) -> None:
         """Host a store and wait for its first clients.

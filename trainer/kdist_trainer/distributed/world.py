@@ -268,16 +268,12 @@ def connect_store(host: str, port: int, *, size: int, timeout: timedelta) -> TCP
 
 
 def wait_for_ranks(store: Store, size: int, timeout: timedelta) -> None:
-    """Wait until all ranks have arrived, and then until all have confirmed that they know it.
+    """Wait until all ranks have arrived, and then until all have confirmed that they know it, each
+    time for `timeout` at most.
 
     Next, gloo opens connections, for which `group_abort.make_group` allows only a few seconds. So
     slow ranks must be waited for here, and dead ones noticed: one that died after it arrived does
     not confirm.
-
-    Args:
-        store: The store of the group.
-        size: Number of ranks.
-        timeout: How long to wait at most, twice.
 
     Raises:
         DistError: If a rank is missing after the timeout, or the connection is shut down.

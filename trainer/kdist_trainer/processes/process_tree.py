@@ -101,16 +101,8 @@ def kill(
     below: Collection[int] | None = None,
     seconds: float = 2.0,
 ) -> list[int]:
-    """Kill all processes that `find` finds, until it finds none.
-
-    Args:
-        keep: See `find`.
-        spared: See `find`.
-        below: See `find`.
-        seconds: How long to try.
-
-    Returns:
-        The pids that still run after that time.
+    """Kill all processes that `find` finds, until it finds none, for so many seconds at most;
+    returns the pids that still run then.
     """
     adopt()  # to find those that lose their parent meanwhile
     deadline = time.monotonic() + seconds

@@ -261,11 +261,8 @@ class BoundedCalls:
     """Calls one function at a time, from one thread."""
 
     def __init__(self, description: str, *, seconds: float = ANSWER_SECONDS) -> None:
-        """Call nothing yet.
-
-        Args:
-            description: of what is called, for the error.
-            seconds: how long a call may take.
+        """Call nothing yet. A call may take so many seconds; `description` is of what is called,
+        for the error.
         """
         self._description = description
         self._seconds = seconds

@@ -59,10 +59,8 @@ _FINGERPRINT_DIGITS = 16
 
 class ExchangeKey:
     """The key of a job's exchanges, which never changes once it was read: a Secret may be mounted
-    after the agent has started.
-
-    Args:
-        read: Returns the key; while there is none, it returns nothing or raises.
+    after the agent has started. `read` returns it; while there is none, it returns nothing or
+    raises.
     """
 
     def __init__(self, read: Callable[[], bytes]) -> None:

@@ -105,14 +105,7 @@ def _is_free(port: int) -> bool:
 
 
 class RoundMembership:
-    """The connections of one member of a round, kept until `leave` or `end`.
-
-    Args:
-        server: The server of this agent.
-        host: The host of the round.
-        rank: The group rank of this member.
-        ranks: The group ranks of all members.
-    """
+    """The connections of one member of a round, kept until `leave` or `end`, by group ranks."""
 
     def __init__(
         self, server: ExchangeServer, host: ExchangeHost, *, rank: int, ranks: Collection[int]

@@ -65,13 +65,7 @@ class Gatherer(ExchangeHost):
 
 
 class Gathering:
-    """One node's part in the gathering of each round.
-
-    Args:
-        node: The node.
-        server: The server of its exchanges.
-        store: Has the rendezvous state.
-    """
+    """One node's part in the gathering of each round; `store` has the rendezvous state."""
 
     def __init__(self, node: Node, server: ExchangeServer, store: KubernetesStore) -> None:
         self._node = node
@@ -306,12 +300,8 @@ class RelayHost(Relay):
 
 
 class RelayMember(Relay):
-    """The part of every other agent.
-
-    Args:
-        exchange: The exchange of the round.
-        interval: The seconds between two keep-alives.
-        rank: The group rank of this agent.
+    """The part of every other agent, which has this group rank; `interval` is the seconds between
+    two keep-alives.
     """
 
     def __init__(self, exchange: ExchangeStore, *, interval: float, rank: int) -> None:

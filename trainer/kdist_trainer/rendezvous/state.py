@@ -150,11 +150,7 @@ def _is_moment(value: object) -> bool:
 
 
 class SafeBackend(RendezvousBackend):
-    """A backend of torch's whose state is safe to unpickle.
-
-    Args:
-        backend: The backend that has the state.
-    """
+    """A backend of torch's whose state is safe to unpickle."""
 
     def __init__(self, backend: RendezvousBackend) -> None:
         self._backend = backend

@@ -306,13 +306,8 @@ class ElasticAgentBase(LocalElasticAgent):
         return (started[0] if started else None), environments
 
     def start_without_group(self, environments: Mapping[int, dict[str, str]]) -> PContext:
-        """Start workers that are functions before there is a group for them.
-
-        Args:
-            environments: The environment of each worker.
-
-        Returns:
-            torch's handle of the workers, in the order of the keys.
+        """Start workers that are functions before there is a group for them, with these
+        environments. Returns torch's handle of the workers, in the order of the keys.
         """
         spec = self.get_worker_group().spec
         assert spec.entrypoint is not None  # noqa: S101 - for the type checker: workers have one

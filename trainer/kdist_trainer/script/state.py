@@ -172,16 +172,9 @@ def name_groups(optimizer: Optimizer, names: Mapping[Tensor, str]) -> list[list[
 def add_groups(
     optimizer: Optimizer, saved: Groups, names: Mapping[Tensor, str], *, title: str
 ) -> int:
-    """Add the groups that the saved optimizer has beyond this one; their numbers are loaded later.
-
-    Args:
-        optimizer: the script's optimizer as it begins.
-        saved: the names of the parameters of each saved group.
-        names: the name of each parameter.
-        title: of the optimizer, for the error.
-
-    Returns:
-        How many were added.
+    """Add the groups that the saved optimizer has beyond the script's, as it begins; returns how
+    many. Their numbers are loaded later. The saved groups have the names of their parameters;
+    `title` is the optimizer's, for the error.
 
     Raises:
         CheckpointMismatchError: the groups differ otherwise; the message says what to do.
@@ -314,10 +307,8 @@ class ScriptObjects:
 
     def prepare(self, notes: Mapping[str, Any]) -> None:
         """Before a state is loaded: groups that the training has added are added, and parameters
-        that it has unfrozen or frozen are so again.
-
-        Args:
-            notes: what `describe` gave; empty in checkpoints of earlier versions.
+        that it has unfrozen or frozen are so again. `notes` is what `describe` gave; empty in
+        checkpoints of earlier versions.
 
         Raises:
             CheckpointMismatchError: the groups of an optimizer cannot be those that were saved.
@@ -334,11 +325,8 @@ class ScriptObjects:
     def template(
         self, notes: Mapping[str, Any], kinds: Mapping[str, state.ValueKind]
     ) -> dict[str, Any]:
-        """A state of the saved shape to be filled. Nothing changes.
-
-        Args:
-            notes: what `describe` gave.
-            kinds: what the checkpoint has.
+        """A state of the saved shape to be filled, by what `describe` gave and what the checkpoint
+        has. Nothing changes.
         """
         buffers = self._buffer_names(notes)
         found: dict[str, Any] = {}
@@ -642,12 +630,7 @@ class ScriptState:
         return self.resumed_step
 
     def find_problems(self, state: Mapping[str, Any], kinds: Mapping[str, ValueKind]) -> list[str]:
-        """Why `load` could not load a state that `read` gave, by what it asks for; empty if it can.
-
-        Args:
-            state: the nested state.
-            kinds: what is in it.
-        """
+        """Why `load` could not load what `read` gave, by what it asks for; empty if it can."""
         notes = self._objects.describe()
         asked = describe({**self._objects.template(notes, kinds), _PARTS: None})
         missing = [f"{name} is missing" for name in asked if name not in kinds]

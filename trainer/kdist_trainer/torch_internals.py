@@ -130,10 +130,8 @@ def workers_of(batches: Iterator[Any]) -> list[Any]:
 
 
 def queued_batches(batches: Iterator[Any]) -> int | None:
-    """Batches that the worker processes of a `DataLoader`'s iterator have ready.
-
-    Returns:
-        Their number; None without worker processes, and on systems that cannot count.
+    """How many batches the worker processes of a `DataLoader`'s iterator have ready; None without
+    worker processes, and on systems that cannot count.
     """
     queue = getattr(batches, "_data_queue", None)
     try:

@@ -118,13 +118,8 @@ def _describe_slow_link(slow: SlowLink | None, nodes: list[str]) -> str:
 
 
 def main() -> str:
-    """Train as one rank of the worker groups that the environment and the agent describe.
-
-    Returns:
-        "done" or "stopped".
-
-    Raises:
-        Exception: Whatever ended the training, after it is recorded for the agent.
+    """Train as one rank of the worker groups that the environment and the agent describe; returns
+    "done" or "stopped". Raises whatever ended the training, after it is recorded for the agent.
     """
     rank = ManagedRank()
     try:
@@ -187,10 +182,8 @@ class ManagedRank:
             self._control.report_crowd(0 if is_carrying else groups)
 
     def _wait_for_first_group(self, config: TrainConfig, train: Training) -> None:
-        """Prepare for the first group, and join it once the agent has it.
-
-        Raises:
-            PeersLostError: If the agent cannot be reached, so that there will be no group.
+        """Prepare for the first group, and join it once the agent has it. Raises `PeersLostError`
+        if the agent cannot be reached, so that there will be no group.
         """
         if self._control is None:
             raise PeersLostError("the agent of this worker cannot be reached")
@@ -316,10 +309,8 @@ def forget_frames(error: BaseException) -> None:
 
 def read_training(path: Path) -> tuple[TrainConfig, Training]:
     """Read `train.json`, and its section `train`; $KDIST_NODES, which the agent sets, replaces its
-    node limits.
-
-    Raises:
-        ConfigError: If the file cannot be read, is not valid, or has no such section.
+    node limits. Raises `ConfigError` if the file cannot be read, is not valid, or has no such
+    section.
     """
     try:
         config = TrainConfig.read(path)

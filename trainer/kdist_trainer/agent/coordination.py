@@ -196,13 +196,8 @@ class AgentStore:
 
     def change(self, key: str, edit: Callable[[Document], Any]) -> Document:
         """Change the document at `key` atomically: `edit` changes it in place, maybe more than
-        once.
-
-        Returns:
-            The changed document.
-
-        Raises:
-            RuntimeError: If other agents change the document all the time, or from the store.
+        once. Returns the changed document. Raises `RuntimeError` if other agents change it all the
+        time, or from the store.
         """
         full = self._prefix + key
         for _ in range(_ATTEMPTS):

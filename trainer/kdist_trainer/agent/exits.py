@@ -518,10 +518,8 @@ def read_done(
     checkpoints: StoragePath | None, config: TrainConfig, *, run_id: str
 ) -> dict[str, Any] | None:
     """The DONE document of the run's last commit; None while the job, as it is now, is not done.
-
-    Raises:
-        CheckpointMismatchError: If the run has ended, and the job was edited since in a way that
-            cannot continue from its last checkpoint.
+    Raises `CheckpointMismatchError` if the run has ended, and the job was edited since in a way
+    that cannot continue from its last checkpoint.
     """
     done = CheckpointDirectory(checkpoints).done() if checkpoints is not None else None
     if done is None or done.get("run_id", run_id) != run_id:

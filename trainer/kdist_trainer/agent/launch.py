@@ -211,10 +211,8 @@ _MONITOR_SECONDS = 0.1
 
 
 def launch(settings: Settings) -> int:
-    """Run the agent of one node until its work is over; returns the exit code.
-
-    Raises:
-        OSError: If the agent cannot start.
+    """Run the agent of one node until its work is over; returns the exit code. Raises `OSError` if
+    the agent cannot start.
     """
     # the monotonic time at which this agent was started, before it imported anything
     try:

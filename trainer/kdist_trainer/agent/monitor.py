@@ -552,10 +552,8 @@ class WorkerMonitor:
         return bool(polled.status.left) and not polled.status.closed
 
     def _apply_status(self, status: RendezvousStatus) -> bool:
-        """End the workers if the run is over, nodes want to join, or nodes have left.
-
-        Returns:
-            Whether nodes want to join and the workers can leave their group at once.
+        """End the workers if the run is over, nodes want to join, or nodes have left. Returns
+        whether nodes want to join and the workers can leave their group at once.
         """
         if status.closed:
             self._apply_run_result()

@@ -334,10 +334,8 @@ class SingleStart:
 
     def observe(self, snapshots: Iterable[RankSnapshot]) -> bool:
         """Look whether a rank of this node has opened the job's checkpoints, and tell the other
-        agents; an error of the store is tried again later.
-
-        Returns:
-            Whether this is the first time that one has.
+        agents; an error of the store is tried again later. Returns whether this is the first time
+        that one has.
         """
         if self._config.script is None or self._is_told:
             return False
@@ -359,14 +357,11 @@ class SingleStart:
     def examine(self, document: Document, *, committed: int) -> tuple[str | None, str]:
         """Examine whether a generation may follow the one with this document. The document is empty
         if there is none in this store, and `committed`, the step of the newest checkpoint, is 0
-        without one.
+        without one. Raises `RuntimeError` if the store is unreachable.
 
         Returns:
             When a user last asked for the job to start again, None where that does not matter; and
             why it is not started by itself, empty if it is.
-
-        Raises:
-            RuntimeError: The store is unreachable.
         """
         if not self.applies:
             return None, ""

@@ -298,14 +298,9 @@ def limit_threads(config: TrainConfig) -> None:
 
 
 def prepare_scratch(settings: Settings) -> set[int]:
-    """Make the scratch folder private and remove the files of earlier agents.
-
-    Returns:
-        The pids of the earlier agents that the rendezvous may still list: the last one that joined
-        it, and all that exited before they joined.
-
-    Raises:
-        OSError: If the folder cannot be written.
+    """Make the scratch folder private and remove the files of earlier agents. Returns the pids of
+    those that the rendezvous may still list: the last one that joined it, and all that exited
+    before they joined. Raises `OSError` if the folder cannot be written.
     """
     scratch = settings.scratch
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -106,10 +106,7 @@ class TerminationPolicy:
 
     def decide(self, generation: Generation, result: GroupResult) -> None:
         """Record the result of the worker group on this node and decide; returns if the agents
-        shall rendezvous again.
-
-        Raises:
-            RunOutcome: If the run has ended.
+        shall rendezvous again. Raises `RunOutcome` if the run has ended.
         """
         self._telemetry.group_ended(result.outcomes.values(), is_kept=bool(result.kept))
         for local_rank, failure in result.failures.items():
@@ -400,12 +397,8 @@ class TerminationPolicy:
 
     def leave_and_save(self) -> int | None:
         """Leave the rendezvous, and save what this node's workers have kept of a broken group.
-
-        Returns:
-            The step of the newest checkpoint; None if nothing was saved.
-
-        Raises:
-            RunOutcome: If that was the last step of the run.
+        Returns the step of the newest checkpoint; None if nothing was saved. Raises `RunOutcome` if
+        that was the last step of the run.
         """
         self.leave()
         outcome = self._save_kept()
@@ -501,9 +494,7 @@ def open_generation(
 ) -> int:
     """Open the generation of the save of `step`, after generation `former`; returns its number.
     Only after a stop that somebody `is_asked` for may the job be active for its whole time again.
-
-    Raises:
-        RuntimeError: If other agents have begun the generation after `former`.
+    Raises `RuntimeError` if other agents have begun the generation after `former`.
     """
     number = former + 1
     document = agent_store.generation(former)

@@ -284,12 +284,7 @@ def copy_records(root: StoragePath, folder: Path) -> dict[str, Any]:
 
 def archive_run(root: StoragePath) -> StoragePath | None:
     """Rename the folder of a run that is not running, so that the next run starts from scratch.
-
-    Returns:
-        The new path; None if there was no folder.
-
-    Raises:
-        OSError: the disk failed.
+    Returns the new path; None if there was no folder. Raises `OSError`.
     """
     if not root.is_dir():
         return None

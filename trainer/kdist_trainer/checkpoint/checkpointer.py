@@ -608,13 +608,9 @@ class FileCheckpointManager(CheckpointManager):
 
     def find(self, framework: str) -> tuple[int, Path] | None:
         """Find the newest checkpoint that verifies, which the framework must have written; what is
-        saved from now on follows it.
-
-        Returns:
-            Its step, and the folder of the framework's files; None if there is none.
-
-        Raises:
-            CheckpointMismatchError: it is another framework's, or none can be read.
+        saved from now on follows it. Returns its step, and the folder of the framework's files;
+        None if there is none. Raises `CheckpointMismatchError` if it is another framework's, or
+        none can be read.
         """
         found = self._restore.find(framework)
         if found is not None:

@@ -170,10 +170,8 @@ def _put_manifest(path: ObjectPath, data: bytes) -> None:
     """Create a manifest in an object store, which makes its checkpoint a committed one.
 
     Always on a condition: a request that was given up may still reach the store, and must not
-    replace what a later attempt has committed.
-
-    Raises:
-        UnsettledCommitError: It may be there or not.
+    replace what a later attempt has committed. Raises `UnsettledCommitError` if it may be there or
+    not.
     """
     try:
         try:

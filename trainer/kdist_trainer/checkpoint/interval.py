@@ -490,7 +490,7 @@ class SaveHistory:
     """Seconds until the last save was durable."""
 
     def mean_seconds(self, trained: float = 0.0) -> float:
-        """The training time between two losses, with what is not in the history yet.
+        """The training time between two losses, with `trained` seconds that the history lacks.
 
         What is assumed of an unknown run counts as one more loss, and the less the more are known.
         """

@@ -75,10 +75,8 @@ def too_deep(path: str, levels: int) -> UnloadableStateError:
 
 def encode(value: Any, path: str) -> tuple[Any, bool]:
     """A value, of numbers, texts, and dicts, lists and tuples of these, as JSON, and whether it
-    holds what plain JSON does not. An error names the `path` that leads to it.
-
-    Raises:
-        UnloadableStateError: it holds something else.
+    holds what plain JSON does not. Raises `UnloadableStateError`, which names the `path` that leads
+    to it, if it holds something else.
     """
     encoded = _encode(value, path, 0)
     return encoded, decode(encoded) != encoded

@@ -130,9 +130,7 @@ def copy_value(value: Any, path: str, *, depth: int = 0) -> Any:
 
 def copy_key(key: Any, path: str) -> Any:
     """The key of a dict or member of a set, of types that `read_value` returns; an equal one.
-
-    Raises:
-        UnloadableStateError: a checkpoint cannot hold it.
+    Raises `UnloadableStateError` if a checkpoint cannot hold it.
     """
     if type(key) is tuple:
         return tuple(copy_key(one, path) for one in key)
@@ -182,10 +180,7 @@ def _name(value: Any) -> str:
 
 def read_value(stream: IO[bytes]) -> Any:
     """Read a value that `copy_value` returned and `torch.save` wrote, without running code that is
-    in it.
-
-    Raises:
-        Exception: what `torch.load` raises; it cannot be read.
+    in it. Raises what `torch.load` raises if it cannot be read.
     """
     try:
         value = torch.load(stream, weights_only=True)

@@ -118,15 +118,13 @@ class Restore:
         fingerprint: str,
         check_job: JobCheck | None = None,
     ) -> LoadedCheckpoint | None:
-        """Load the newest checkpoint that verifies into `tensors`, in place.
+        """Load the newest checkpoint that verifies into `tensors`, in place; returns it, or None if
+        there is none.
 
         Args:
             tensors: the nested state to fill, or what makes it.
             fingerprint: of the data; empty to accept any.
             check_job: called on every rank with the job stored in the checkpoint; may raise.
-
-        Returns:
-            The checkpoint; None if there is none.
 
         Raises:
             CheckpointMismatchError: it belongs to other data or another model, another version
@@ -175,14 +173,9 @@ class Restore:
 
     def find(self, framework: str) -> LoadedCheckpoint | None:
         """Find the newest checkpoint whose files verify, in a shared folder; the framework must
-        have written them.
-
-        Returns:
-            The checkpoint, whose files the framework reads itself; None if there is none.
-
-        Raises:
-            CheckpointMismatchError: another framework has written it, or there are checkpoints and
-                none can be read.
+        have written them, and reads them itself. None if there is none. Raises
+        `CheckpointMismatchError` if another framework has written it, or there are checkpoints and
+        none can be read.
         """
         inspect = partial(reader.read_state, framework=framework)
         found = self._find_first(lambda folder: self._verify_together(folder, inspect))

@@ -48,13 +48,8 @@ INDEX_GLOBALS = {
 
 def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, KeyPath]]:
     """Flatten a nested state as DCP does; but a dict whose keys are not all texts stays whole,
-    since DCP would make texts of them.
-
-    Returns:
-        The values by flat name, such as `model.fc.weight`, and the path of each.
-
-    Raises:
-        UnloadableStateError: Two values have the same flat name.
+    since DCP would make texts of them. Returns the values by flat name, such as `model.fc.weight`,
+    and the path of each. Raises `UnloadableStateError` if two values have the same flat name.
     """
     flat: dict[str, Any] = {}
     paths: dict[str, KeyPath] = {}

@@ -280,12 +280,8 @@ class LoadableCheck:
 
     def check(self, state: Mapping[str, Any]) -> Description | None:
         """Prove that a new process can load a state, unless one of the same shape is proven.
-
-        Returns:
-            What must be compared with what is on the disk; None if that was done before.
-
-        Raises:
-            UnloadableStateError: a new process could not load it.
+        Returns what must be compared with what is on the disk; None if that was done before. Raises
+        `UnloadableStateError` if a new process could not load it.
         """
         shape = _shape_of(state)
         if shape != self._proven:
@@ -372,10 +368,8 @@ def round_trip(value: Any, path: str) -> Any:
 
 
 def fill(template: dict[str, Any], state: Mapping[str, Any]) -> list[str]:
-    """Fill a template with the values of a nested state, as a checkpoint would.
-
-    Returns:
-        What the template lacks or has besides, with its path; nothing is filled then.
+    """Fill a template with the values of a nested state, as a checkpoint would. Returns what the
+    template lacks or has besides, with its path; nothing is filled then.
     """
     flat, _ = torch_internals.flatten(state)
     own, paths = torch_internals.flatten(template)
@@ -455,11 +449,8 @@ class Writer:
 
     def commit(self, request: CommitRequest, content: Content) -> SaveResult:
         """Commit a checkpoint of the request and of what `content` writes, which every rank calls,
-        unless this worker group has already committed its step.
-
-        Returns:
-            The result, the same on every rank, also of a save that failed; unless it failed since
-            a rank is lost.
+        unless this worker group has already committed its step. Returns the result, the same on
+        every rank, also of a save that failed; unless it failed since a rank is lost.
         """
         if self.acknowledged is not None and self.acknowledged.step == request.manifest.step:
             return _timed(self.acknowledged, request)

@@ -80,10 +80,8 @@ def listen(host: str, port: int) -> socket.socket:
     own address in a pod.
 
     A name that this machine does not have, or has on loopback only though others shall reach it by
-    that name, says nothing about addresses: then all are listened at, with a warning.
-
-    Raises:
-        DistNetworkError: If another process listens there, or no address can be bound.
+    that name, says nothing about addresses: then all are listened at, with a warning. Raises
+    `DistNetworkError` if another process listens there, or no address can be bound.
     """
     reason = f"{host} is no address of this machine"
     means_loopback = _means_loopback(host)

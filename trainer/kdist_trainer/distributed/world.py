@@ -273,10 +273,8 @@ def wait_for_ranks(store: Store, size: int, timeout: timedelta) -> None:
 
     Next, gloo opens connections, for which `group_abort.make_group` allows only a few seconds. So
     slow ranks must be waited for here, and dead ones noticed: one that died after it arrived does
-    not confirm.
-
-    Raises:
-        DistError: If a rank is missing after the timeout, or the connection is shut down.
+    not confirm. Raises `DistError` if a rank is missing after the timeout, or the connection is
+    shut down.
     """
     for phase in ("arrived", "confirmed"):
         if store.add(f"kdist/{phase}", 1) == size:

@@ -41,10 +41,8 @@ class AllowList:
     keys: Mapping[type, Mapping[str, tuple[type, ...]]] = field(default_factory=dict)
 
     def read(self, data: bytes) -> Any:
-        """The object that `data` describes.
-
-        Raises:
-            UnsafePickleError: It refers to something else, or is no pickle.
+        """The object that `data` describes. Raises `UnsafePickleError` if it refers to something
+        else, or is no pickle.
         """
         try:
             return _Unpickler(self, data).load()

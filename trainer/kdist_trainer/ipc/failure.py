@@ -192,11 +192,7 @@ class Failure:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Failure:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ValueError: If the text is no failure.
-        """
+        """Read what `to_json` wrote. Raises `ValueError` if the text is no failure."""
         try:
             fields: dict[str, Any] = parse_json(text)
             fields["cause"], fields["code"] = Cause(fields["cause"]), Exit(fields["code"])

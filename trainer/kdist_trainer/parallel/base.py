@@ -40,10 +40,8 @@ class Strategy:
         """Distribute the model, as the workload built it, with the same weights on every rank.
         `blocks` are parts of it that are gathered, computed and resharded one after the other.
         Returns the model as the loop calls it: a backward pass leaves the gradients' mean over the
-        replicas. Collective.
-
-        Raises:
-            ConfigError: If the strategy cannot distribute this model on these ranks.
+        replicas. Collective. Raises `ConfigError` if the strategy cannot distribute this model on
+        these ranks.
         """
         raise NotImplementedError
 
@@ -77,9 +75,7 @@ class Strategy:
         self, values: dict[str, Any], optimizer: Optimizer, *, buffers: BufferNames = AS_NEW
     ) -> None:
         """Load all of a state that `state_dict` or `template` returned. Collective if sharded.
-
-        Raises:
-            StateMismatchError: If it is of another model or optimizer; nothing is loaded then.
+        Raises `StateMismatchError`, with nothing loaded, if it is of another model or optimizer.
         """
         state.load_state(self.module, optimizer, values, buffers=buffers)
 

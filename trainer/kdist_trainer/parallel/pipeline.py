@@ -53,11 +53,8 @@ class Stage(nn.Module):
 def split_stages(model: nn.Module, chain: Sequence[nn.Module], stages: int) -> list[Stage]:
     """Split the chain, modules that make up the model when each is called with the output of the
     one before, into stages of about equal numbers of weights; each gets at least one module with
-    some.
-
-    Raises:
-        ConfigError: If the chain is too short, lacks weights of the model, or uses one weight in
-            two stages.
+    some. Raises `ConfigError` if the chain is too short, lacks weights of the model, or uses one
+    weight in two stages.
     """
     sizes = [sum(weight.numel() for weight in part.parameters()) for part in chain]
     with_weights = sum(size > 0 for size in sizes)
@@ -189,10 +186,7 @@ class Pipeline(Replicated):
     ) -> Tensor:
         """Run all micro-batches forward and backward; leaves the gradients' mean over the replicas.
         Returns this replica's part of the step's loss (a scalar) on the last stage, 0 on the
-        others. Collective.
-
-        Raises:
-            ConfigError: If the loss does not call the model once.
+        others. Collective. Raises `ConfigError` if the loss does not call the model once.
         """
         losses: list[Tensor] = []
         micro_batches = [self._micro_batch(task, precision, losses) for task in tasks]

@@ -44,10 +44,8 @@ class Tensor(Sharded):
 
     def wrap(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         """Split the modules that the plan names, replicate the others, and shard over the replicas;
-        in place.
-
-        Raises:
-            ConfigError: If the workload has no plan, or one that does not fit this model.
+        in place. Raises `ConfigError` if the workload has no plan, or one that does not fit this
+        model.
         """
         name = type(self._workload).__name__
         plan = self._workload.tensor_plan(model, self._world.model_parallel)
@@ -87,11 +85,8 @@ def split(model: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle], *,
 
 def replicate(module: nn.Module, mesh: DeviceMesh, *, path: str) -> None:
     """Replicate a module's own weights, if the plan does not name it, as DTensors; its inputs and
-    outputs stay plain tensors.
-
-    Raises:
-        ConfigError: If it has both weights of its own and submodules, so that plain tensors and
-            DTensors would meet in it.
+    outputs stay plain tensors. Raises `ConfigError` if it has both weights of its own and
+    submodules, so that plain tensors and DTensors would meet in it.
     """
     own = [
         (name, weight)

@@ -50,9 +50,7 @@ def reserve() -> None:
 
 def spend(action: Callable[[], _Result]) -> _Result:
     """Return what `action` does, with the reserve at its disposal if there is no other descriptor.
-
-    Raises:
-        OSError: If the reserve is not enough, or for another reason of the action's.
+    Raises `OSError` if the reserve is not enough, or for another reason of the action's.
     """
     for _ in range(_ATTEMPTS):
         try:

@@ -168,10 +168,7 @@ def _serve_one(requests: socket.socket) -> bool:
 
 def _fork() -> int:
     """Fork a process that leads a session of its own and that the agent adopts. Returns its pid, 0
-    in the process itself.
-
-    Raises:
-        OSError: The system starts no more processes.
+    in the process itself. Raises `OSError` if the system starts no more processes.
     """
     reader, writer = os.pipe()
     between = os.fork()

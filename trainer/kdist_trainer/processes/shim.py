@@ -62,10 +62,7 @@ class Shim:
 
 def request_agent(arguments: list[str]) -> socket.socket | None:
     """Request an agent from the spawner, with these command-line arguments and this process's
-    environment, folder and output.
-
-    Returns:
-        The connection for the reply; None without a spawner.
+    environment, folder and output. Returns the connection for the reply; None without a spawner.
     """
     descriptor = os.environ.pop(SPAWNER, None)
     if descriptor is None:

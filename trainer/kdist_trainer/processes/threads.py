@@ -45,15 +45,12 @@ class OnError(StrEnum):
 
 
 def start_thread(run: Callable[[], object], *, name: str, on_error: OnError) -> threading.Thread:
-    """Call `run` in a daemon thread.
+    """Call `run` in a daemon thread; returns the thread, which has started.
 
     Args:
         run: The function; a loop that may be restarted returns when it is told to stop.
         name: The name of the thread, which the log shows.
         on_error: What follows when `run` raises.
-
-    Returns:
-        The thread, which has started.
 
     Raises:
         RuntimeError: If the system has had no thread left for a while.

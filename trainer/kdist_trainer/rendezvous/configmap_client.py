@@ -181,11 +181,8 @@ class ConfigMap:
 
     def replace(self, copy: Copy, values: Mapping[str, bytes]) -> Copy:
         """Replace the values, if the ConfigMap has not changed since `copy`; raises what `read`
-        raises, too.
-
-        Raises:
-            ConflictError: If the ConfigMap was changed; after a lost response maybe by this very
-                request.
+        raises, too. Raises `ConflictError` if the ConfigMap was changed; after a lost response
+        maybe by this very request.
         """
         requested_at = time.monotonic()
         document = {**copy.document, "binaryData": _encode(values)}

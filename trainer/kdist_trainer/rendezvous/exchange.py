@@ -150,10 +150,8 @@ class JoinRequests:
 
 
 class JoinRequest:
-    """The request of `node` to the gatherer `host`.
-
-    Raises:
-        OSError: If the gatherer cannot be reached.
+    """The request of `node` to the gatherer `host`. Raises `OSError` if the gatherer cannot be
+    reached.
     """
 
     def __init__(self, host: ExchangeHost, node: Node) -> None:
@@ -166,10 +164,8 @@ class JoinRequest:
             raise
 
     def wait(self, seconds: float) -> bytes | None:
-        """The response; None if there is none within `seconds`.
-
-        Raises:
-            OSError: If the gatherer is gone, or adds no more nodes.
+        """The response; None if there is none within `seconds`. Raises `OSError` if the gatherer is
+        gone, or adds no more nodes.
         """
         readable = select.poll()
         readable.register(self._socket, select.POLLIN)

@@ -238,9 +238,7 @@ class Rendezvous(RendezvousBase):
 
     def exchange_store(self, store: Store) -> Store:
         """See base class. If the state names a host, the store is the exchange in that agent.
-
-        Raises:
-            DistNetworkError: If that agent cannot be reached.
+        Raises `DistNetworkError` if that agent cannot be reached.
         """
         host = ExchangeHost.named_in(self._state_holder.state, self._server.key)
         self._connect_members(host)
@@ -291,10 +289,8 @@ class Rendezvous(RendezvousBase):
             )
 
     def status(self) -> RendezvousStatus:
-        """The current state; it is read from the store at most once per `first_poll`.
-
-        Raises:
-            RendezvousError: If the store cannot be read.
+        """The current state; it is read from the store at most once per `first_poll`. Raises
+        `RendezvousError` if the store cannot be read.
         """
         with self.lock:
             self._state_holder.sync()
@@ -409,10 +405,8 @@ class Rendezvous(RendezvousBase):
 
     def _commit_keep_alives(self, number: int, beats: Mapping[int, datetime]) -> bool:
         """Commit the keep-alives of the members of a round, by group rank, and this node's; False
-        if others have changed the state meanwhile.
-
-        Raises:
-            RendezvousError: If the store cannot be written.
+        if others have changed the state meanwhile. Raises `RendezvousError` if the store cannot be
+        written.
         """
         with self.lock:
             if self._relay is None:

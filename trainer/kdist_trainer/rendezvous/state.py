@@ -106,10 +106,8 @@ _STATE: AllowList = AllowList(
 
 
 def read_state(data: bytes) -> State:
-    """Read a rendezvous state that torch has pickled.
-
-    Raises:
-        UnsafePickleError: It is not valid, or refers to anything else.
+    """Read a rendezvous state that torch has pickled. Raises `UnsafePickleError` if it is not
+    valid, or refers to anything else.
     """
     if len(data) > _MOST_BYTES:
         raise UnsafePickleError(f"the rendezvous state has {len(data)} bytes")

@@ -421,10 +421,7 @@ class KubernetesStore(Store):
 
 def encode_key(key: str) -> str:
     """Encode a key for a ConfigMap: each byte that is no letter, digit, dot or dash becomes `_` and
-    two hexadecimal digits.
-
-    Raises:
-        ValueError: If the key is too long or empty.
+    two hexadecimal digits. Raises `ValueError` if the key is too long or empty.
     """
     encoded = re.sub(
         rb"[^A-Za-z0-9.-]", lambda match: b"_%02x" % ord(match[0]), key.encode()

@@ -231,10 +231,8 @@ class RendezvousBase(DynamicRendezvousHandler):
         self._state_holder.limit_nodes(min_nodes, max_nodes)
 
     def exit_round(self, *, timeout_seconds: float) -> None:
-        """Leave the current round and send no more keep-alives.
-
-        Raises:
-            RendezvousError: If the state could not be changed within `timeout_seconds`.
+        """Leave the current round and send no more keep-alives. Raises `RendezvousError` if the
+        state could not be changed within `timeout_seconds`.
         """
         self._stop_heartbeats()
         self._op_executor.run(_RendezvousExitOp(), time.monotonic() + timeout_seconds)
@@ -273,14 +271,11 @@ class ElasticAgentBase(LocalElasticAgent):
     def start_workers(
         self, local_ranks: Collection[int]
     ) -> tuple[PContext | None, dict[int, dict[str, str]]]:
-        """Start the workers of these local ranks.
+        """Start the workers of these local ranks. Returns torch's handle of them, in this order, or
+        None if there are none to start; and the environments of all workers, by local rank.
 
         torch starts all workers of a node or none, so its call that starts them is replaced: it
         gets only these workers, numbered from 0.
-
-        Returns:
-            torch's handle of the started workers, in the order of their local ranks, or None if
-            there are none to start; and the environments of all workers, by local rank.
         """
         chosen = sorted(local_ranks)
         environments: dict[int, dict[str, str]] = {}

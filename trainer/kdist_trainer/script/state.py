@@ -77,10 +77,8 @@ class RankPart:
 
     def load(self, parts: Sequence[Part], rank: int, size: int) -> None:
         """Continue from the parts of all ranks; a rank that is new begins with an empty `state`.
-
-        Raises:
-            CheckpointMismatchError: they have other stateful objects, or are of another number of
-                ranks and an object does not say how it goes on then.
+        Raises `CheckpointMismatchError` if they have other stateful objects, or are of another
+        number of ranks and an object does not say how it goes on then.
         """
         part = choose_part(parts, rank)
         self.state = dict(part.state) if part is not None else {}
@@ -174,10 +172,8 @@ def add_groups(
 ) -> int:
     """Add the groups that the saved optimizer has beyond the script's, as it begins; returns how
     many. Their numbers are loaded later. The saved groups have the names of their parameters;
-    `title` is the optimizer's, for the error.
-
-    Raises:
-        CheckpointMismatchError: the groups differ otherwise; the message says what to do.
+    `title` is the optimizer's, for the error. Raises `CheckpointMismatchError` if the groups differ
+    otherwise; the message says what to do.
     """
     own = name_groups(optimizer, names)
     if len(own) > len(saved):
@@ -228,10 +224,8 @@ class ScriptObjects:
         scheduler: StatefulObject | Mapping[str, StatefulObject] | None,
         scaler: StatefulObject | Mapping[str, StatefulObject] | None,
     ) -> None:
-        """Name the objects; changes nothing.
-
-        Raises:
-            ConfigError: a name cannot be used, or an object is of a kind that cannot be saved.
+        """Name the objects; changes nothing. Raises `ConfigError` if a name cannot be used, or an
+        object is of a kind that cannot be saved.
         """
         self._module = (
             model if isinstance(model, nn.Module) else _Modules(_named("model", model, nn.Module))
@@ -308,10 +302,8 @@ class ScriptObjects:
     def prepare(self, notes: Mapping[str, Any]) -> None:
         """Before a state is loaded: groups that the training has added are added, and parameters
         that it has unfrozen or frozen are so again. `notes` is what `describe` gave; empty in
-        checkpoints of earlier versions.
-
-        Raises:
-            CheckpointMismatchError: the groups of an optimizer cannot be those that were saved.
+        checkpoints of earlier versions. Raises `CheckpointMismatchError` if the groups of an
+        optimizer cannot be those that were saved.
         """
         names = self.names()
         for name, optimizer in self.optimizers.items():
@@ -350,10 +342,8 @@ class ScriptObjects:
         return found
 
     def load(self, notes: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-        """Load what a `template` was filled with.
-
-        Raises:
-            CheckpointMismatchError: it is of another model or optimizer.
+        """Load what a `template` was filled with. Raises `CheckpointMismatchError` if it is of
+        another model or optimizer.
         """
         problems = self.find_problems(notes, saved)
         if problems:
@@ -541,10 +531,8 @@ class ScriptState:
         self._settings = read_settings(objects)
 
     def read(self, step: int, group: CheckpointGroup) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The nested tensors and values, and what `state.json` has. Collective.
-
-        Raises:
-            UnloadableStateError: a checkpoint cannot hold a value of a rank's; on every rank.
+        """The nested tensors and values, and what `state.json` has. Collective. Raises
+        `UnloadableStateError` on every rank if a checkpoint cannot hold a value of one.
         """
 
         def read() -> tuple[Part, dict[Any, Any]]:
@@ -568,10 +556,8 @@ class ScriptState:
         return tensors, state
 
     def show(self, found: LoadedCheckpoint | None, group: CheckpointGroup) -> int:
-        """Let `state`, `shared_state` and `saved_states` be those of a checkpoint.
-
-        Returns:
-            Its step; 0 without one.
+        """Let `state`, `shared_state` and `saved_states` be those of a checkpoint; returns its
+        step, 0 without one.
         """
         if found is None:
             return 0
@@ -582,13 +568,8 @@ class ScriptState:
         return int(found.state.get("step", 0))
 
     def load(self, store: CheckpointManager, group: CheckpointGroup) -> int | None:
-        """Load the newest checkpoint that verifies. Collective.
-
-        Returns:
-            Its step; None if there is none.
-
-        Raises:
-            CheckpointMismatchError: it is of another model, or none can be read.
+        """Load the newest checkpoint that verifies; returns its step, None if there is none.
+        Collective. Raises `CheckpointMismatchError` if it is of another model, or none can be read.
         """
         filled: dict[str, Any] = {}
 

@@ -101,13 +101,9 @@ class TrainerCheckpointing:
             training.loading.observe(training, is_restoring=False)
 
     def restore(self) -> TrainState | None:
-        """Restore the newest checkpoint that passes verification. Collective.
-
-        Returns:
-            Its state; None, with nothing changed, if there is none.
-
-        Raises:
-            CheckpointMismatchError: If the job was edited so that it cannot continue from it.
+        """Restore the newest checkpoint that passes verification; returns its state, or None, with
+        nothing changed, if there is none. Collective. Raises `CheckpointMismatchError` if the job
+        was edited so that it cannot continue from it.
         """
         if self.manager is None:
             return None
@@ -323,10 +319,8 @@ class TrainerCheckpointing:
 
     def poll(self) -> None:
         """Count a save that has completed, and update the metric of the save interval. Called for
-        the first time, prove that the state can be loaded.
-
-        Raises:
-            UnloadableStateError: If it cannot.
+        the first time, prove that the state can be loaded. Raises `UnloadableStateError` if it
+        cannot.
         """
         if self.manager is not None:
             if not self._is_checked:  # after the first step, so that the optimizer has its state

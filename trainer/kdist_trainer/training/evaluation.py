@@ -62,10 +62,7 @@ def is_due(ctx: TrainContext) -> bool:
 
 def measure(ctx: TrainContext) -> dict[str, float]:
     """Evaluate the moving average of the weights, or the weights if there is none; log and return
-    the metrics. Collective.
-
-    Raises:
-        EvaluationLeftError: If a rank was asked to stop; on all ranks.
+    the metrics. Collective. Raises `EvaluationLeftError` on all ranks if one was asked to stop.
     """
     ctx.heartbeat.beat(Phase.EVALUATE, ctx.state.step)
     ctx.reporter.flush()
@@ -129,14 +126,9 @@ def should_stop_early(ctx: TrainContext) -> bool:
 
 
 def evaluate(ctx: TrainContext) -> dict[str, float] | None:
-    """Compute the metrics of the test split. Collective.
-
-    Returns:
-        Metrics by name, the same on every rank; empty if the workload has no test split. None if
-        it was left, since a rank was asked to stop.
-
-    Raises:
-        ConfigError: If the test split is a stream.
+    """Compute the metrics of the test split, by name, the same on every rank: empty if the workload
+    has none, None if it was left, since a rank was asked to stop. Collective. Raises `ConfigError`
+    if the test split is a stream.
     """
     samples = ctx.workload.dataset("test")
     if isinstance(samples, Stream):
@@ -220,10 +212,8 @@ class EarlyStopping:
         self._without_improvement = 0
 
     def observe(self, metrics: Mapping[str, float]) -> bool:
-        """Record the metrics of an evaluation; returns whether the training should stop.
-
-        Raises:
-            MetricMissingError: If the workload does not report the metric.
+        """Record the metrics of an evaluation; returns whether the training should stop. Raises
+        `MetricMissingError` if the workload does not report the metric.
         """
         if self._settings is None:
             return False

@@ -51,10 +51,8 @@ class BuiltModule(NamedTuple):
 
 def cast_model(train: Training, workload: Workload, device: torch.device) -> BuiltModule:
     """Make the workload's model in the job's precision, on the CPU, with activation checkpointing.
-
-    Raises:
-        ConfigError: If the workload names no blocks and activation checkpointing needs them, or if
-            there is nothing to train.
+    Raises `ConfigError` if the workload names no blocks and activation checkpointing needs them, or
+    if there is nothing to train.
     """
     arithmetic = precision.build(train.precision, device, clip=train.clip_grad_norm)
     module = arithmetic.cast(workload.model())
@@ -96,10 +94,8 @@ def build_model(
     if no rank has kept any. Collective.
 
     `kept` has the model if this rank has trained in a former group, or has built it before.
-    `in_place` says whether this rank may leave the group and continue in another one.
-
-    Raises:
-        ConfigError: If the strategy cannot train this model on these ranks.
+    `in_place` says whether this rank may leave the group and continue in another one. Raises
+    `ConfigError` if the strategy cannot train this model on these ranks.
     """
     strategy = parallel.build(
         train,

@@ -23,10 +23,7 @@ from kdist_trainer.workload import Workload
 
 def make_optimizer(train: Training, workload: Workload, module: nn.Module) -> Optimizer:
     """The workload's optimizer. Its parameter groups record their initial learning rate, since a
-    schedule may be added or changed later.
-
-    Raises:
-        ConfigError: If the training loop cannot use it.
+    schedule may be added or changed later. Raises `ConfigError` if the training loop cannot use it.
     """
     optimizer = workload.optimizer(module, train.optimizer)
     refuse(find_optimizer_problem(optimizer, module), workload)

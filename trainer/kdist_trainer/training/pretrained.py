@@ -157,11 +157,8 @@ class Pretrained:
     def _select(
         self, own: Mapping[str, Tensor], available: Mapping[str, torch.Size]
     ) -> dict[str, Tensor]:
-        """The model's weights that the source has.
-
-        Raises:
-            CheckpointMismatchError: If it lacks some, or has them in another shape, and the job
-                does not allow it.
+        """The model's weights that the source has. Raises `CheckpointMismatchError` if it lacks
+        some, or has them in another shape, and the job does not allow it.
         """
         first: dict[int, str] = {}  # files often store a tied parameter once
         first_names = {

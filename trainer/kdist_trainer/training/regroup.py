@@ -71,10 +71,8 @@ from kdist_trainer.workload import Samples, Workload, WorkloadContext
 
 
 def is_possible(train: Training, world: World) -> bool:
-    """Whether the ranks of this job can continue in place after a failure.
-
-    Raises:
-        ConfigError: If they cannot, and the job demands it.
+    """Whether the ranks of this job can continue in place after a failure. Raises `ConfigError` if
+    they cannot, and the job demands it.
     """
     problem = why_refused(train, world)
     if problem is not None and train.recovery == "inPlace":
@@ -98,11 +96,8 @@ def why_refused(train: Training, world: World) -> str | None:
 
 def keep(ctx: TrainContext) -> KeptState | None:
     """Leave the training of a broken group, whose connections are cut, and release what belongs to
-    the group.
-
-    Returns:
-        The training; where the group had not taken it over yet, what the rank had kept before. None
-        if there is neither, or if a checkpoint has overwritten a part of it.
+    the group. Returns the training; where the group had not taken it over yet, what the rank had
+    kept before. None if there is neither, or if a checkpoint has overwritten a part of it.
     """
     ctx.buffers.restore()
     ctx.optimizer.zero_grad()
@@ -214,13 +209,11 @@ def plan_handover(world: World, kept: KeptState | None) -> Handover:
 
 def take_over(ctx: TrainContext, source: int) -> tuple[TrainState, int | None]:
     """Take over the state of rank `source`, and record the losses of its last steps. Collective.
+    Returns the state that was taken over, and the last step of the run if the former group had
+    decided on one.
 
     If the newest checkpoint is ahead of it, since the ranks that had continued are all lost, that
     is restored instead.
-
-    Returns:
-        The state that was taken over, and the last step of the run if the former group had decided
-        on one.
     """
     peers: list[_PeerState] = ctx.world.all_gather_object(describe_own_state(ctx, source))
     document = peers[source].document
@@ -309,9 +302,7 @@ def describe_own_state(ctx: TrainContext, source: int) -> _PeerState:
 
 def restart(ctx: TrainContext, why: str) -> TrainState:
     """Restore the newest checkpoint, since the state in memory cannot be trusted. Collective.
-
-    Raises:
-        PeersLostError: If there is none; the ranks begin again then, with a new model.
+    Raises `PeersLostError` if there is none; the ranks begin again then, with a new model.
     """
     moved, ctx.handover, ctx.is_consistent = ctx.handover.moved, Handover(), False
     if ctx.world.is_rank_zero:
@@ -415,11 +406,7 @@ class PreparedTraining:
 
 
 def prepare(train: Training, device: torch.device) -> PreparedTraining:
-    """Build what needs no process group.
-
-    Raises:
-        Exception: Whatever the user's code raises.
-    """
+    """Build what needs no process group. Raises whatever the user's code raises."""
     workload = load_workload(train, device)
     Generators.all(device).seed(derive(train.seed, WEIGHTS))
     built = build_module(train, workload, device)

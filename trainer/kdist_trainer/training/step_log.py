@@ -135,10 +135,8 @@ class StepLog:
     def sync(self) -> None:
         """Sync to disk every line that was given before the save began, which `flush` has waited
         for. Called before each commit, in the writer's thread, while the training may be giving the
-        lines of later steps, so that waiting lines alone say nothing, or has left the group.
-
-        Raises:
-            OSError: If the disk has refused lines and still does, or fails now.
+        lines of later steps, so that waiting lines alone say nothing, or has left the group. Raises
+        `OSError` if the disk has refused lines and still does, or fails now.
         """
         if self._refused is not None and self._waiting:
             self._writer.ask()

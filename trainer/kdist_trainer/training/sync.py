@@ -300,10 +300,8 @@ def take_digest(ctx: TrainContext) -> int | None:
 
 
 def check_replicas(ctx: TrainContext, result: IntervalResult) -> None:
-    """End this group if ranks have posted different digests. Collective.
-
-    Raises:
-        ReplicasDifferError: If they have; on all ranks.
+    """End this group, by a `ReplicasDifferError` on all ranks, if ranks have posted different
+    digests. Collective.
     """
     digests = result.digests
     if not digests:
@@ -339,10 +337,8 @@ PROGRESS_SECONDS = 1.0
 
 def sync_ranks(ctx: TrainContext) -> IntervalResult:
     """Post this interval's losses and flags, and collect those of all ranks for the previous
-    interval. Collective.
-
-    Raises:
-        NonFiniteError: If a loss is not finite and the job asks to stop then.
+    interval. Collective. Raises `NonFiniteError` if a loss is not finite and the job asks to stop
+    then.
     """
     if ctx.state.step == ctx.first_step and ctx.world.is_rank_zero:  # ends the recovery time
         log.event("first-step", step=ctx.state.step)

@@ -48,10 +48,8 @@ from kdist_trainer.workload import LrSchedule
 
 
 def train(ctx: TrainContext) -> str:
-    """Train to the last step, or until a rank is asked to stop. Collective.
-
-    Returns:
-        "done" or "stopped".
+    """Train to the last step, or until a rank is asked to stop; returns "done" or "stopped".
+    Collective.
 
     Raises:
         NonFiniteError: If the loss is not finite and the job asks to stop then.
@@ -74,10 +72,8 @@ def train(ctx: TrainContext) -> str:
 
 
 def run_steps(ctx: TrainContext) -> str:
-    """Run the steps of a training that is set up; returns "done" or "stopped". Collective.
-
-    Raises:
-        EvaluationLeftError: If a rank was asked to stop during an evaluation; on all ranks.
+    """Run the steps of a training that is set up; returns "done" or "stopped". Collective. Raises
+    `EvaluationLeftError` on all ranks if one was asked to stop during an evaluation.
     """
     ends_at_once = only_saves(ctx)
     while ctx.state.step < ctx.target and not ends_at_once:
@@ -122,10 +118,8 @@ def only_saves(ctx: TrainContext) -> bool:
 
 
 def train_step(ctx: TrainContext) -> bool:
-    """Run one optimizer step over the next `globalBatch` samples. Collective.
-
-    Returns:
-        False if the update was refused and the training must be rolled back.
+    """Run one optimizer step over the next `globalBatch` samples. Collective. Returns False if the
+    update was refused and the training must be rolled back.
     """
     state, step_timer = ctx.state, ctx.step_timer
     ctx.heartbeat.beat(Phase.STEP, state.step + 1)
@@ -319,10 +313,8 @@ def run_missed_evaluation(ctx: TrainContext) -> None:
 
 def rollback(ctx: TrainContext) -> None:
     """Restore the newest checkpoint, and skip the refused update when its step comes again.
-    Collective.
-
-    Raises:
-        NonFiniteError: If the training was rolled back to the same checkpoint too often.
+    Collective. Raises `NonFiniteError` if the training was rolled back to the same checkpoint too
+    often.
     """
     refused = ctx.state.step + 1
     ctx.losses.pop()

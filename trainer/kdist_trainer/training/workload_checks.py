@@ -286,17 +286,14 @@ def reject_mean(
     *,
     on_all_ranks: Callable[[bool], bool] = lambda own: own,
 ) -> None:
-    """Compare the loss of a few samples with that of the same samples twice: a sum doubles, a mean
-    does not.
+    """Raise `ConfigError` if the loss is a mean: compare that of a few samples with that of the
+    same samples twice; a sum doubles, a mean does not.
 
     Nothing is checked where this cannot be decided: batches whose samples cannot be selected, a
     loss of 0, a model that is random in eval mode, code that only works in train mode.
 
     `on_all_ranks` returns whether a condition holds on all ranks: the forward pass of a sharded
     model is collective, so all ranks skip the check if one must.
-
-    Raises:
-        ConfigError: If the loss is a mean.
     """
     few = min(samples, _SAMPLES)
     pair: tuple[Any, Any] | None = None

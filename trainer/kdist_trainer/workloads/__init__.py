@@ -25,11 +25,8 @@ def shipped() -> list[str]:
 
 def load(name: str) -> type[Workload]:
     """Load the class that `train.workload` names: a shipped one, or `module:Class` from the image
-    or from `code`.
-
-    Raises:
-        ConfigError: If there is no such class, or it is not a complete workload. What the user's
-            module raises while it is imported is raised unchanged.
+    or from `code`. Raises `ConfigError` if there is no such class, or it is not a complete
+    workload. What the user's module raises while it is imported is raised unchanged.
     """
     if ":" not in name:
         if name not in shipped():

@@ -76,13 +76,8 @@ def not_reproducible(why: str) -> None:
 
 def render(level: str, name: str, fields: Mapping[str, Any], *, now: datetime) -> bytes:
     """Encode one line with its newline, in at most `MAX_LINE` bytes: long texts and lists are cut,
-    then left out.
-
-    Args:
-        level: `info`, `warning` or `error`.
-        name: The name of the event.
-        fields: The fields of the event, which override the bound ones; None leaves one out.
-        now: The time of the event, with a time zone.
+    then left out. Fields override the bound ones; None leaves one out. `level` is `info`, `warning`
+    or `error`, and `now` has a time zone.
     """
     time = now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     line: dict[str, Any] = {"time": time, "event": name, "level": level}

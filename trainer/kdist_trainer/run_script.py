@@ -77,15 +77,8 @@ def _find(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def run(path: str, arguments: list[str], spec: importlib.machinery.ModuleSpec | None = None) -> int:
-    """Execute a script as `__main__`.
-
-    Args:
-        path: The path of the script.
-        arguments: The arguments of the script.
-        spec: The spec of the module if the script is one, so that it can import from its package.
-
-    Returns:
-        The exit code that Python would return.
+    """Execute a script as `__main__`; returns the exit code that Python would return. `spec` is
+    that of the module if the script is one, so that it can import from its package.
     """
     sys.argv = [path, *arguments]
     absolute = str(Path(path).absolute())

@@ -72,18 +72,10 @@ def check(
     beat: Callable[[], object],
     exchange: Exchange | None = None,
 ) -> None:
-    """Measure the all-reduce that the job expects. Collective.
-
-    Args:
-        expected: Size and least bus bandwidth of the all-reduce.
-        world: The process group.
-        node: Name of this rank's node.
-        beat: Called while it measures, as a sign of life.
-        exchange: How a pair of ranks exchanges data; by default as the process group does.
-
-    Raises:
-        BandwidthError: If the ranks do not reach it; the slow rank raises it first, if there is
-            one.
+    """Measure the all-reduce that the job expects. Collective. `beat` is called meanwhile, as a
+    sign of life; a pair of ranks exchanges data by `exchange`, by default as the process group
+    does. Raises `BandwidthError` if the ranks do not reach it; the slow rank raises it first, if
+    there is one.
     """
     if world.size == 1:
         return

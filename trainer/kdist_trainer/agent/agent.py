@@ -121,16 +121,8 @@ _KILL_SECONDS = 30.0  # for the kernel to free a killed worker's memory, on the 
 
 class ElasticAgent(ElasticAgentBase):
     """The elastic agent of one node. `run` returns when the run has ended on this node; `record` is
-    then its exit record.
-
-    Args:
-        spec: The workers of this node.
-        settings: The settings of the agent.
-        agent_store: The documents that agents share.
-        fail_fast_store: The same for use while workers run: its calls fail soon if the store is
-            unreachable.
-        telemetry: Receives the agent's events and state.
-        stop: The requests to stop.
+    then its exit record. `fail_fast_store` is for use while workers run: its calls fail soon if the
+    store is unreachable.
     """
 
     _generation: Generation | None = None
@@ -587,15 +579,9 @@ def open_stores(settings: Settings, stop: StopSignals) -> StoreClients:
 
 
 def open_handler(settings: Settings, stores: StoreClients, *, predecessors: set[int]) -> Rendezvous:
-    """Open the rendezvous in these stores.
-
-    Args:
-        settings: The settings of the agent.
-        stores: The clients of the store.
-        predecessors: The pids of earlier agents of this node, which the rendezvous still lists.
-
-    Raises:
-        StoreUnavailableError: If the store does not respond within `rendezvousTimeoutSeconds`.
+    """Open the rendezvous in these stores; it still lists `predecessors`, the pids of this node's
+    earlier agents. Raises `StoreUnavailableError` if the store does not respond within
+    `rendezvousTimeoutSeconds`.
     """
     config, scheme = settings.config, settings.endpoint.scheme
     deadline = time.monotonic() + config.rendezvous_timeout_seconds

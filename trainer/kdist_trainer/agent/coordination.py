@@ -148,13 +148,8 @@ def is_renewal_due(
     crowds: Collection[int], snapshots: Iterable[RankSnapshot], *, nodes: int, from_step: int
 ) -> bool:
     """Whether the agents are to begin a new group, in which one of the ranks of this node is
-    replaced: only where there are others, and a step shows that they hold the state.
-
-    Args:
-        crowds: What each rank of this node has told.
-        snapshots: Their heartbeats.
-        nodes: The number of nodes of the group.
-        from_step: The step that the group has begun with.
+    replaced: only where there are others, and a step shows that they hold the state. `crowds` is
+    what each rank of this node has told, and `from_step` the step that the group has begun with.
     """
     others = nodes > 1 or len(crowds) > 1
     return others and any(crowds) and all(each.step > from_step for each in snapshots)
@@ -297,16 +292,9 @@ class AgentStore:
         rank_states: list[Document] | None = None,
         kept_step: int = NOTHING_KEPT,
     ) -> list[Failure]:
-        """Add the most relevant of this node's failures to a generation.
-
-        Args:
-            number: The generation.
-            failures: The failures of this node's ranks.
-            rank_states: The states of all ranks of this node.
-            kept_step: See `post_kept_step`.
-
-        Returns:
-            The failures that all nodes have posted so far.
+        """Add the most relevant of this node's failures to a generation, and the states of all its
+        ranks; `kept_step` is as in `post_kept_step`. Returns the failures that all nodes have
+        posted so far.
         """
         selected = _select(failures)
 
@@ -550,13 +538,9 @@ def find_reached(
 def sum_up_run(
     events: Sequence[Event], committed: int, *, reason: str, lost_steps: int
 ) -> dict[str, Any]:
-    """Fields of a generation: what the run has come to as it begins.
-
-    Args:
-        events: Those before it.
-        committed: The step of the newest checkpoint; 0 if there is none.
-        reason: Why it begins.
-        lost_steps: The steps that it begins below.
+    """Fields of a generation: what the run has come to as it begins, by the events before it.
+    `committed` is the step of the newest checkpoint, 0 if there is none; `lost_steps` are those
+    that it begins below.
     """
     restarts = lost = 0
     for event in _generations(events):
@@ -666,11 +650,8 @@ T = TypeVar("T")
 
 
 class RunRecords:
-    """The events, the checkpoints and the end of one run.
-
-    Args:
-        agent_store: The documents that agents share.
-        checkpoints: The folder; None keeps the events in the store.
+    """The events, the checkpoints and the end of one run; without a folder, the store keeps the
+    events.
     """
 
     def __init__(self, agent_store: AgentStore, checkpoints: StoragePath | None) -> None:

@@ -435,11 +435,8 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
 
 
 def success(*, step: int | None, separate_ranks: int = 0) -> dict[str, Any]:
-    """The exit record of a completed run.
-
-    Args:
-        step: The last step.
-        separate_ranks: The number of its ranks if none has formed a process group with others.
+    """The exit record of a completed run after this last step; `separate_ranks` is the number of
+    its ranks if none has formed a process group with others.
     """
     return {
         "code": int(Exit.DONE),

@@ -153,12 +153,8 @@ _SPAWN = util.spawnv_passfds
 
 
 def _fork(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:  # noqa: ARG001 - the standard library's signature
-    """Start the server by a fork instead of `python -c PROGRAM`; returns its pid.
-
-    Args:
-        path: The path of the interpreter, which is not used.
-        args: Its arguments, of which the last one is the program.
-        passfds: The descriptors that the server keeps.
+    """Start the server by a fork instead of `python -c PROGRAM`; returns its pid. The program is
+    the last of `args`, and the interpreter at `path` is not used.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -260,12 +256,9 @@ class ForkserverError(Exception):
 
 
 class ScriptForkserver:
-    """The forkserver of the scripts of this node. A server that dies is replaced, unless it did not
-    get as far as to have imported torch.
-
-    Args:
-        command: The arguments of `run_script`: the script and its arguments.
-        directory: The working directory of the scripts.
+    """The forkserver of the scripts of this node, whose working directory is `directory`; `command`
+    has the arguments of `run_script`. A server that dies is replaced, unless it did not get as far
+    as to have imported torch.
     """
 
     def __init__(self, command: Sequence[str], directory: Path) -> None:
@@ -324,14 +317,9 @@ class ScriptForkserver:
     def start_script(
         self, command: Sequence[str], environment: Mapping[str, str]
     ) -> ForkedScript | None:
-        """Start a rank, with this process's working directory and standard streams.
-
-        Args:
-            command: The command line that would start a new interpreter for it.
-            environment: Its whole environment.
-
-        Returns:
-            The running rank; None if it must be a new interpreter, which is reported.
+        """Start a rank, with this process's working directory and standard streams, and this whole
+        environment; `command` would start a new interpreter for it. Returns the running rank; None
+        if it must be a new interpreter, which is reported.
         """
         try:
             pid = self._request(command, environment)

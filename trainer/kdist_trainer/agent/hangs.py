@@ -236,17 +236,9 @@ def gather_rank_states(
     *,
     after_failures: bool = False,
 ) -> list[RankState]:
-    """Post the states of this node's ranks and wait for those of the others.
-
-    Args:
-        agent_store: The documents that agents share.
-        generation: The generation of the ranks.
-        node: This node.
-        own_states: The states of this node's ranks.
-        after_failures: Whether to wait even though failures have been posted.
-
-    Returns:
-        The states of all ranks whose agents have posted them in time.
+    """Post the states of this node's ranks and wait for those of the others, `after_failures` even
+    though failures have been posted. Returns the states of all ranks whose agents have posted them
+    in time.
     """
     deadline = time.monotonic() + RANK_STATES_SECONDS
     document = read_or_empty(
@@ -270,17 +262,9 @@ def hang_failures(
     generation: int,
     stacks: Mapping[int, Sequence[str]],
 ) -> dict[int, Failure]:
-    """The failures of hanging ranks: primary for the rank at fault, secondary for the others.
-
-    Args:
-        hung: The global rank and the latest heartbeat of each hanging rank, by local rank.
-        rank_at_fault: The global rank that the others wait for.
-        node: This node.
-        generation: The generation of the ranks.
-        stacks: The stacks of the ranks, by local rank.
-
-    Returns:
-        The failures by local rank.
+    """The failures of hanging ranks, by local rank: primary for the rank at fault, which the others
+    wait for, secondary for the others. `hung` has the global rank and the latest heartbeat of each,
+    by local rank, and `stacks` its stack; `rank_at_fault` is a global one.
     """
     failures = {}
     for local_rank, (rank, snapshot) in hung.items():
@@ -308,15 +292,9 @@ def hang_failures(
 def mismatch_failure(
     mismatch: Mismatch, *, node: str, generation: int, step: int | None, when: float | None = None
 ) -> Failure:
-    """The failure of ranks that entered another collective than their peers. It is permanent: a
-    restart would repeat it.
-
-    Args:
-        mismatch: The ranks and the collective.
-        node: The node of the first of these ranks.
-        generation: The generation of the ranks.
-        step: The last step that a rank has reported.
-        when: The Unix time of the failure in seconds; now by default.
+    """The failure of ranks that entered another collective than their peers, on the node of the
+    first of them, now or at Unix time `when`. It is permanent: a restart would repeat it. `step` is
+    the last one that a rank has reported.
     """
     return Failure(
         cause=Cause.COLLECTIVE_MISMATCH,
@@ -376,14 +354,9 @@ _SLOW = {Phase.START, Phase.RENDEZVOUS, Phase.INIT, Phase.RESTORE, Phase.SAVE, P
 
 
 class Watchdog:
-    """Watches the heartbeats of this node's ranks in one generation.
-
-    Args:
-        scratch: The agent's scratch folder, in which the heartbeat files are created.
-        ranks: The number of ranks on this node.
-        hang_seconds: How long a rank may make no progress.
-        from_start: Whether every rank sends heartbeats. If not, as in a script, a rank is watched
-            from its first heartbeat.
+    """Watches the heartbeats of this node's ranks in one generation, by files that it makes in
+    `scratch`. A rank may make no progress for `hang_seconds`. `from_start` says whether every rank
+    sends heartbeats; if not, as in a script, a rank is watched from its first one.
     """
 
     def __init__(self, scratch: Path, *, ranks: int, hang_seconds: float, from_start: bool) -> None:
@@ -466,12 +439,8 @@ class Watchdog:
         self, ranks: Sequence[int], pids: Mapping[int, int], *, node: str, nodes: int
     ) -> list[RankState]:
         """The states of all ranks of this node, from which all agents derive the rank at fault.
-
-        Args:
-            ranks: Their global ranks, by local rank.
-            pids: Their process ids, by local rank.
-            node: This node.
-            nodes: The number of nodes, which limits the recorded calls per rank.
+        Global ranks and process ids are by local rank; the number of nodes limits the recorded
+        calls per rank.
         """
         found: list[RankState] = []
         for number, rank in enumerate(ranks):
@@ -567,12 +536,8 @@ class _Rank:
 
 
 class RankActivity:
-    """Follows the ranks of one generation. `observe` is called on each pass of the agent's loop,
-    `entries` by the exporter's threads.
-
-    Args:
-        scratch: The agent's scratch folder.
-        pids: The process id of each rank, by local rank.
+    """Follows the ranks of one generation, whose process ids are by local rank. `observe` is called
+    on each pass of the agent's loop, `entries` by the exporter's threads.
     """
 
     def __init__(self, scratch: Path, pids: Mapping[int, int]) -> None:
@@ -653,15 +618,10 @@ _WAIT_FACTOR = 2.0
 
 
 class NodeLossDetector:
-    """Watches the other nodes of one generation.
-
-    Args:
-        config: The configuration of the job.
-        generation: The generation.
-        watchdog: Knows how long the ranks of this node have been waiting.
-        has_silent_members: Whether a member is silent, by the members' connections. It counts only
-            if the others can continue in place without it: then a node that was only slow returns
-            at little cost.
+    """Watches the other nodes of one generation. `watchdog` knows how long the ranks of this node
+    have been waiting, and `has_silent_members` whether a member is silent, by the members'
+    connections. That counts only if the others can continue in place without it: then a node that
+    was only slow returns at little cost.
     """
 
     def __init__(

@@ -68,16 +68,9 @@ def start_exporter(
     healthy: Callable[[], bool] = lambda: True,
     since: float | None = None,
 ) -> Exporter:
-    """Start the metrics exporter of this agent and write its port to `agent.json`.
-
-    Args:
-        settings: The settings of the agent.
-        procs: The number of workers on this node.
-        healthy: Whether the agent is alive, for `/healthz`.
-        since: The monotonic time at which the agent started; now by default.
-
-    Raises:
-        OSError: If the file or the socket cannot be created.
+    """Start the metrics exporter of this agent and write its port to `agent.json`. `healthy` says
+    whether the agent is alive, for `/healthz`; it has started at monotonic time `since`, now by
+    default. Raises `OSError` if the file or the socket cannot be created.
     """
     config = settings.config
     info = {
@@ -142,18 +135,9 @@ def end(
     status: TrainJobStatusReporter | None = None,
 ) -> int:
     """Write the exit record, then wait for the tracker, and for a final scrape or stay alive, as
-    the settings say.
-
-    Args:
-        settings: The settings of the agent.
-        record: The exit record.
-        stop: The requests to stop, which end the wait.
-        exporter: The metrics exporter, which is closed; None if none is running.
-        tracker: Ends; after a failure that another agent continues after, at once.
-        status: Sends the last progress, if the run has ended by itself.
-
-    Returns:
-        The exit code.
+    the settings say, until a request to stop; returns the exit code. The exporter is closed, and
+    the tracker ends; after a failure that another agent continues after, at once. `status` sends
+    the last progress, if the run has ended by itself.
     """
     record = {**record, **(exporter.nonfinite_loss() if exporter is not None else {})}
     write_record(record, settings.scratch, settings.termination_message)

@@ -375,13 +375,8 @@ class _SegmentFile:
 
 
 class KeptLog:
-    """The segments of one node's log.
-
-    Args:
-        checkpoints: The folder of the checkpoints.
-        node: The name of this node's folder, the same for every pod that takes the node's place.
-        max_bytes: The most bytes of all segments together.
-        secrets: What must not be written.
+    """The segments of one node's log, of `max_bytes` together at most, without the `secrets`.
+    `node` names this node's folder, the same for every pod that takes the node's place.
     """
 
     def __init__(
@@ -542,16 +537,9 @@ class LogRelay:
     def __init__(
         self, scratch: Path, *, ranks: int, live: bool | None = None, copy: KeptLog | None = None
     ) -> None:
-        """Create the pipes, replacing those of an earlier agent.
-
-        Args:
-            scratch: the folder of the pipes.
-            ranks: the number of workers.
-            live: whether a live view reads the log; by default, whether `LIVE_VIEW` is set.
-            copy: receives everything that is written; closed with the relay.
-
-        Raises:
-            OSError: a pipe cannot be created.
+        """Create the pipes in `scratch`, replacing those of an earlier agent. `live` says whether a
+        live view reads the log; by default, whether `LIVE_VIEW` is set. `copy` receives everything
+        that is written; closed with the relay. Raises `OSError` if a pipe cannot be created.
         """
         live = LIVE_VIEW in os.environ if live is None else live
         self._streams: dict[int, _Stream] = {}  # by the descriptor of its pipe

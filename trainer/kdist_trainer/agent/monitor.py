@@ -90,13 +90,8 @@ _SHOWN = 500  # characters of a message that `/status` shows
 
 
 class AgentTelemetry:
-    """Reports each event to the log and the exporter.
-
-    Args:
-        exporter: Serves the agent's metrics and status.
-        relay: The relay of the workers' output, which prefixes lines with ranks.
-        settings: The settings of the agent.
-        procs: The number of workers on this node.
+    """Reports each event to the log and the exporter; the relay prefixes the workers' lines with
+    ranks.
     """
 
     def __init__(
@@ -190,13 +185,9 @@ class AgentTelemetry:
         ranks: list[int],
         is_group_rank_0: bool,
     ) -> None:
-        """A rendezvous round is complete and its workers start.
-
-        Args:
-            generation: The generation of the workers.
-            world_size: The number of ranks on all nodes.
-            ranks: The global ranks of this node, by local rank.
-            is_group_rank_0: Whether this agent counts what concerns the whole group.
+        """A rendezvous round is complete and its workers start. `ranks` are the global ranks of
+        this node, by local rank; `is_group_rank_0` says whether this agent counts what concerns the
+        whole group.
         """
         self._world_size = world_size
         self.state("initializing")
@@ -281,11 +272,8 @@ class AgentTelemetry:
         return self._world_size
 
     def group_ended(self, outcomes: Iterable[str], *, is_kept: bool) -> None:
-        """The worker group has ended on this node.
-
-        Args:
-            outcomes: Of the workers that succeeded: `done` or `stopped`.
-            is_kept: Whether a worker of this node holds the state in memory.
+        """The worker group has ended on this node: `outcomes` are those of the workers that
+        succeeded, `done` or `stopped`, and `is_kept` says whether one holds the state in memory.
         """
         for outcome in outcomes:
             self._exporter.add_worker_exit(outcome, None)
@@ -592,12 +580,9 @@ class WorkerMonitor:
             self._kill_at = min(self._kill_at, time.monotonic() + grace)
 
     def _terminate(self, reason: str | None, *, since: float) -> None:
-        """Send SIGTERM to the workers, once.
-
-        Args:
-            reason: The reason of the planned stop, which keeps the workers' exit from being a
-                failure; None if the stop is not planned.
-            since: The monotonic time at which the grace period began.
+        """Send SIGTERM to the workers, once; the grace period began at monotonic time `since`. The
+        `reason` of a planned stop keeps the workers' exit from being a failure; None if it is not
+        planned.
         """
         self._terminated_at = time.monotonic()
         self._kill_at = self._tell_deadline(since)

@@ -122,11 +122,7 @@ def is_transient(failure: Failure) -> bool:
 
 def count_repeats(events: Iterable[Event], failure: Failure) -> int:
     """Count the consecutive groups, up to that of `failure`, that the same failure ended without
-    progress in between.
-
-    Args:
-        events: The run's events so far, in order, with or without that of `failure`.
-        failure: The latest failure.
+    progress in between. The run's events so far are in order, with or without that of `failure`.
     """
     started_at, earlier = _since_progress(events)
     signature = _signature(failure.cause.value, failure.step, failure.message)
@@ -167,11 +163,8 @@ def have_parted(events: Iterable[Event], failure: Failure | None, *, code: str) 
 
 def count_restarts(events: Iterable[dict[str, Any]], *, step: int = -1) -> Counter[str]:
     """Count the failures since the step that the run can continue from last rose, or since the run
-    was restarted by hand, by the limit that each is counted against.
-
-    Args:
-        events: The run's events so far, in order.
-        step: The step that the next group continues from.
+    was restarted by hand, by the limit that each is counted against. The next group continues from
+    `step`.
     """
     failures: Counter[str] = Counter()
     best = committed = -1
@@ -277,17 +270,10 @@ def judge(
     failure: Failure | None,
     starting: bool = False,
 ) -> tuple[str, Failure | None, str]:
-    """Why the next generation begins, the failure that ended the last one, and why there is none.
-    A node that is asked to end as its ranks start counts as a failure: a run whose nodes are
-    always taken so early would otherwise restart for ever.
-
-    Args:
-        document: The last generation's document.
-        number: Its number.
-        rule: What `examine` has found.
-        reason: Why the next generation would begin.
-        failure: The failure that ended the last one, if any has.
-        starting: Whether that one had not come to a step.
+    """Why the next generation begins, the failure that ended the last one, and why there is none. A
+    node that is asked to end as its ranks start counts as a failure: a run whose nodes are always
+    taken so early would otherwise restart for ever. `document` is the last generation's, `rule` is
+    what `examine` has found, and `starting` says whether that generation had not come to a step.
     """
     asked_at, refusal = rule
     if asked_at is not None and document.get("requested_at", asked_at) != asked_at:
@@ -308,12 +294,7 @@ def _has_lost_nodes(status: Callable[[], RendezvousStatus]) -> bool:
 
 
 class SingleStart:
-    """Whether the workers may be started again.
-
-    Args:
-        config: The settings of the job.
-        agent_store: The documents that agents share, whose calls fail soon.
-    """
+    """Whether the workers may be started again; the calls of its store fail soon."""
 
     def __init__(self, config: TrainConfig, agent_store: AgentStore) -> None:
         self._config = config
@@ -386,21 +367,12 @@ class SingleStart:
         read: Callable[[], Document],
         status: Callable[[], RendezvousStatus],
     ) -> Failure | None:
-        """The failure that ends the job, if its script is not started again: that of whichever
-        node it began on.
+        """The failure that ends the job, if its script is not started again: that of whichever node
+        it began on.
 
         Where nodes were asked to end there is none: the agent that replaces one decides, which
-        knows whether a user has started the job again.
-
-        Args:
-            cause: The root cause as far as this node knows.
-            others: The other nodes of the generation.
-            committed: The step of the newest checkpoint, 0 without one.
-            read: Reads the generation's document.
-            status: Reads the state of the rendezvous.
-
-        Raises:
-            RuntimeError: The store is unreachable.
+        knows whether a user has started the job again. `others` are the other nodes of the
+        generation. Raises `RuntimeError` if the store is unreachable.
         """
         refusal = self.refuse(committed=committed)
         deadline = time.monotonic() + OTHERS_SECONDS
@@ -427,16 +399,8 @@ def _backoff_seconds(times: int) -> int:
 
 
 class RestartLedger(RunRecords):
-    """The events of one run, as the agent with group rank 0 reads and writes them.
-
-    Args:
-        agent_store: The documents that agents share.
-        checkpoints: The folder with the run ledger; None keeps the events in the store.
-        limits: The job's limits of restarts without progress.
-        single_start: Whether a script may be started again.
-        devices: What the ranks of this node run on.
-        code: Digest of what the ranks compute by, see `settings.identify_code`.
-        environment: What this node computes with, see `settings.describe_environment`.
+    """The events of one run, as the agent with group rank 0 reads and writes them. `code` is what
+    `settings.identify_code` has given, and `environment` what `settings.describe_environment` has.
     """
 
     def __init__(
@@ -491,15 +455,9 @@ class RestartLedger(RunRecords):
     def open_generation(
         self, agents: dict[str, str], *, world_size: int, bounds: tuple[int, int] = (0, 0)
     ) -> Generation:
-        """Open the next generation, unless the run is over.
-
-        Args:
-            agents: The instance ids of the agents, by node.
-            world_size: The number of ranks.
-            bounds: The minimum and the maximum number of nodes.
-
-        Returns:
-            The generation; if it is `exhausted`, it has not begun.
+        """Open the next generation, unless the run is over, with instance ids of agents by node,
+        and the minimum and the maximum number of nodes. Returns it; if it is `exhausted`, it has
+        not begun.
         """
         events = self._read()
         last = max(
@@ -776,15 +734,8 @@ def was_starting(
     document: Document, number: int, events: Sequence[Event], *, is_script: bool, tells: bool
 ) -> bool:
     """Whether the ranks of a group that has ended had not come to a step of their own. If nothing
-    tells, they had.
-
-    Args:
-        document: The group's document.
-        number: Its generation.
-        events: The run's events so far.
-        is_script: Whether its ranks run a script. Of one that reports no steps a collective shows
-            that it has started.
-        tells: Whether the events have the first step of each group.
+    tells, they had. `tells` says whether the events have the first step of each group; of a script
+    that reports no steps a collective shows that it has started.
     """
     firsts = {one.get("generation") for one in events if one["event"] == "first_step"}
     if number in firsts:

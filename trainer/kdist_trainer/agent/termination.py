@@ -72,17 +72,9 @@ _SAVE_POLL_SECONDS = 0.05
 
 
 class TerminationPolicy:
-    """Decides, after a worker group exits, whether to re-rendezvous or to end the run.
-
-    Args:
-        settings: The settings of the agent.
-        agent_store: The documents that agents share.
-        rendezvous: Is left or closed when the run ends.
-        telemetry: Receives exits and failures of workers.
-        ledger: Receives the failure that ends the run.
-        stop: The requests to stop.
-        save_kept: Saves what this node's workers have kept of a broken group; returns the outcome,
-            or None if nothing was saved.
+    """Decides, after a worker group exits, whether to re-rendezvous or to end the run. `save_kept`
+    saves what this node's workers have kept of a broken group; returns the outcome, or None if
+    nothing was saved.
     """
 
     def __init__(
@@ -423,21 +415,10 @@ def save_kept_state(
     survivors: Survivors,
     stop: StopSignals,
 ) -> str | None:
-    """Have the worker that has kept the newest step save it, and wait until it has ended.
-
-    Args:
-        former: The generation that the workers have left.
-        settings: The settings of the agent.
-        agent_store: The documents that agents share.
-        ledger: Receives the generation of the save.
-        agents: The instance id of this agent, by its node.
-        workers: The workers of this node.
-        survivors: Those that have left their group.
-        stop: The requests to stop: the grace period counts from the first, and a second one ends
-            the wait.
-
-    Returns:
-        "stopped", or "done" if the step was the last one; None if nothing was saved.
+    """Have the worker that has kept the newest step save it, and wait until it has ended. The
+    workers have left the generation `former`. The grace period counts from the first request to
+    stop, and a second one ends the wait. Returns "stopped", or "done" if the step was the last one;
+    None if nothing was saved.
     """
     survivors.forget_exited(workers)
     step = survivors.finished_step

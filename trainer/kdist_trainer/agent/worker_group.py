@@ -78,11 +78,8 @@ class WorkerProcesses:
         """torch's handle of each worker, by local rank."""
 
     def add(self, context: PContext, local_ranks: Sequence[int]) -> None:
-        """Add started workers.
-
-        Args:
-            context: torch's handle of them, in the order of `local_ranks`.
-            local_ranks: Their local ranks; workers with the same ones have exited.
+        """Add started workers, by torch's handle of them, in the order of `local_ranks`; workers
+        with the same ones have exited.
         """
         before = {id(each): each for each in self._contexts.values()}
         self._contexts |= dict.fromkeys(local_ranks, context)
@@ -482,17 +479,14 @@ class PrestartedWorkers:
         self.local_ranks = set()
 
     def prepare(self, workers: WorkerProcesses, count_running: Callable[[], int]) -> None:
-        """Start the workers that the next group needs and that are not kept.
+        """Start the workers that the next group needs and that are not kept, and add them to
+        `workers`. `count_running` returns the number of nodes of a group that runs without this
+        one; 0 if there is none.
 
         Those of a node that joins a running group build what they can, and are waited for: the
         others train meanwhile. In place of lost workers there are new ones, which do not load the
         user's code before they are in the group, since the others wait for them: they would
         otherwise wait where they cannot be asked to save.
-
-        Args:
-            workers: The workers of this node; the started ones are added.
-            count_running: The number of nodes of a group that runs without this one; 0 if there
-                is none.
         """
         survivors = self._survivors
         survivors.forget_exited(workers)

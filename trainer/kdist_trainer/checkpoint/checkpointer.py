@@ -127,11 +127,8 @@ class RequiredSave:
             self.waiting.beat()  # storage that does not answer is no rank that hangs
 
     def make(self, attempt: Callable[[], SaveResult], *, is_last: bool) -> None:
-        """Attempt a save.
-
-        Args:
-            attempt: one attempt; its result is the same on every rank.
-            is_last: whether it is the last one of a finished training.
+        """Attempt a save, with the same result of an attempt on every rank; `is_last` says whether
+        it is the last one of a finished training.
 
         Raises:
             StorageError: no attempt has succeeded.

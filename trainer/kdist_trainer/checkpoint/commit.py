@@ -213,14 +213,8 @@ OLD_SECONDS = 3600
 
 
 def prune(directory: CheckpointDirectory, lock: Lock, *, keep: Keep, apart: float = 0.0) -> None:
-    """Remove old checkpoints after a commit; the caller holds the lock. Never raises `OSError`
-    or `ValueError`.
-
-    Args:
-        directory: the checkpoint folder.
-        lock: its lock, which says what is valid.
-        keep: which valid checkpoints stay.
-        apart: seconds that must lie between the last ones besides the newest one.
+    """Remove old checkpoints after a commit; the caller holds the lock. The last ones besides the
+    newest one must be so many seconds `apart`. Never raises `OSError` or `ValueError`.
     """
     with suppress(OSError, ValueError):  # a newer version has written the ledger: all stay
         evaluated = RunLedger(directory.root).events() if keep.best is not None else ()
@@ -241,13 +235,9 @@ Event = Mapping[str, Any]
 def select_kept(
     valid: Sequence[Checkpoint], events: Iterable[Event], *, keep: Keep, apart: float = 0.0
 ) -> dict[str, list[str]]:
-    """The names of the checkpoints that stay, each with the fields of `keep` that it stays for.
-
-    Args:
-        valid: all that count, newest first.
-        events: of the run's ledger, oldest first; only read for the best evaluation.
-        keep: what stays.
-        apart: seconds that must lie between the last ones besides the newest one.
+    """The names of the checkpoints that stay, each with the fields of `keep` that it stays for, of
+    all that count, newest first. The ledger's events, oldest first, are only read for the best
+    evaluation. `apart` is as in `prune`.
     """
     found = {one.name: ["last"] for one in _select_last(valid, keep.last, apart)}
     oldest_first = list(reversed(valid))
@@ -400,12 +390,8 @@ def record_cut(ledger: RunLedger, *, step: int, folder: str) -> None:
 
 
 def record_leftovers(directory: CheckpointDirectory, lock: Lock, *, spared: Iterable[str]) -> None:
-    """Note the saves whose folders are left, before these are removed. Never raises `OSError`.
-
-    Args:
-        directory: the checkpoint folder.
-        lock: its lock, which says what is valid.
-        spared: names of folders that are still written to.
+    """Note the saves whose folders are left, before these are removed; those named in `spared` are
+    still written to. Never raises `OSError`.
     """
     with suppress(OSError):
         left = [one for one in directory.temporary() if one.path.name not in spared]
@@ -498,12 +484,8 @@ class Token(NamedTuple):
 
 
 def write_token(root: StoragePath, *, is_new: bool = False) -> Token:
-    """Write a token.
-
-    Args:
-        root: the folder, which is created.
-        is_new: whether to find out first whether the file system has what checkpoints need, which
-            takes a dozen syncs of the disk.
+    """Write a token into the folder, which is created. `is_new` says whether to find out first
+    whether the file system has what checkpoints need, which takes a dozen syncs of the disk.
 
     Raises:
         OSError: the folder cannot be written.

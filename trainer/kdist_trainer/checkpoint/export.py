@@ -137,12 +137,8 @@ class Export:
 
 
 def prepare(root: StoragePath, *, step: int | None = None, average: bool = False) -> Export:
-    """Choose a checkpoint and verify every byte of it.
-
-    Args:
-        root: the checkpoint folder.
-        step: the step of the checkpoint; None for the newest.
-        average: whether to take the moving average of each weight that has one.
+    """Choose the checkpoint of this step, by default the newest, and verify every byte of it.
+    `average` says whether to take the moving average of each weight that has one.
 
     Raises:
         CheckpointMismatchError: there is no such checkpoint, or it has no such weights.

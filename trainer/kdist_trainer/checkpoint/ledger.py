@@ -445,12 +445,8 @@ class RunLedger:
     def sum_steps(
         self, events: Iterable[Mapping[str, Any]], *, most: int | None = None
     ) -> list[dict[str, Any]]:
-        """The lines of `steps.jsonl` in bounded memory, successive ones merged where there are
-        many (`step_lines`).
-
-        Args:
-            events: those of this ledger.
-            most: about how many records to return, as `StepLines` takes it.
+        """The lines of `steps.jsonl` in bounded memory, successive ones merged where there are many
+        (`step_lines`), into about `most` records.
 
         Raises:
             OSError: the storage failed.

@@ -213,17 +213,10 @@ class Lock:
     def acquire(
         self, *, run_id: str, generation: int, at_least: int = 0, take_over: bool = False
     ) -> LockRecord:
-        """Lock the folder for this run. A later generation of the same run takes over at once. It
-        may be called again after an error of the disk.
-
-        Args:
-            run_id: the run.
-            generation: of the worker group.
-            at_least: the lowest epoch to take.
-            take_over: whether to lock a folder that another run has not released.
-
-        Returns:
-            This group's record.
+        """Lock the folder for this run, and return this group's record. A later generation of the
+        same run takes over at once; `take_over` says whether to lock a folder that another run has
+        not released. `at_least` is the lowest epoch to take. It may be called again after an error
+        of the disk.
 
         Raises:
             CheckpointMismatchError: another run holds the folder.

@@ -432,11 +432,8 @@ class CheckpointDirectory:
         self.root = root
 
     def new_folder(self, name: str, attempt: str) -> StoragePath:
-        """A folder for the files of the checkpoint `name`, until it is committed.
-
-        Args:
-            name: of the checkpoint.
-            attempt: of this attempt to save it; letters, digits, `_` and `-`.
+        """A folder for the files of the checkpoint `name`, until it is committed. `attempt` names
+        this attempt to save it, by letters, digits, `_` and `-`.
         """
         kind = "files" if isinstance(self.root, ObjectPath) else "tmp"
         return self.root / f"{name}.{kind}-{attempt}"

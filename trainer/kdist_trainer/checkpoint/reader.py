@@ -86,15 +86,9 @@ _ARRAY_KINDS: Final = frozenset("biufcSU")
 
 
 def copy_value(value: Any, path: str, *, depth: int = 0) -> Any:
-    """A copy of a value, in memory of its own, of types that `read_value` returns.
-
-    Args:
-        value: numbers, texts, tensors, NumPy arrays, and containers of these.
-        path: what leads to it, for the error.
-        depth: how deep it is nested in the value that was asked for.
-
-    Raises:
-        UnloadableStateError: a checkpoint cannot hold it.
+    """A copy of a value, in memory of its own, of types that `read_value` returns: numbers, texts,
+    tensors, NumPy arrays, and containers of these. Raises `UnloadableStateError`, with the `path`
+    that leads to it, if a checkpoint cannot hold it.
     """
     kind = type(value)
     if kind in _KEPT:
@@ -296,14 +290,9 @@ _INDEX = AllowList(
 
 
 def read_metadata(data: bytes, files: Mapping[str, Digest]) -> Metadata:
-    """Read DCP's index, without running anything that it refers to.
-
-    Args:
-        data: the content of `.metadata`.
-        files: the manifest's files, which the index may refer to.
-
-    Raises:
-        DamagedCheckpointError: it is no index, or one of other files.
+    """Read DCP's index, the content of `.metadata`, without running anything that it refers to,
+    which may be the manifest's files. Raises `DamagedCheckpointError` if it is no index, or one of
+    other files.
     """
     try:
         metadata: Any = _INDEX.read(data)
@@ -492,11 +481,8 @@ def inspect_index(folder: StoragePath) -> tuple[LoadedCheckpoint, SavedIndex]:
 
 
 def read_state(folder: StoragePath, *, framework: str = "") -> LoadedCheckpoint:
-    """Read a checkpoint's manifest and state; the manifest is compared with the files' sizes.
-
-    Args:
-        folder: the checkpoint's folder.
-        framework: the framework that must have written its other files; empty if kdist must have.
+    """Read a checkpoint's manifest and state; the manifest is compared with the files' sizes. This
+    framework must have written its other files; kdist, if that is empty.
 
     Raises:
         CheckpointMismatchError: another one has.
@@ -597,13 +583,8 @@ def find_root_cause(error: CheckpointException, *preferred: type[Exception]) -> 
 def load_tensors(
     folder: StoragePath, manifest: Manifest, flat: dict[str, Any], group: CheckpointGroup | None
 ) -> None:
-    """Read the flat state in place.
-
-    Args:
-        folder: the checkpoint's folder.
-        manifest: its manifest.
-        flat: the state to fill, by flat name.
-        group: the ranks that read together; None if this rank reads alone.
+    """Read the flat state in place; the ranks of the group read together, and without one this rank
+    reads alone.
 
     Raises:
         DamagedCheckpointError: the content cannot be read; the state may be filled in part.

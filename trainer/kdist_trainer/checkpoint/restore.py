@@ -85,14 +85,8 @@ class Restore:
         shared: bool,
         by_rank_zero: bool = False,
     ) -> None:
-        """Restore nothing yet.
-
-        Args:
-            directory: the checkpoint folder.
-            group: the ranks that restore.
-            lock: the folder's lock, which says what is valid.
-            shared: whether all ranks see one folder.
-            by_rank_zero: whether rank 0 alone reads a shared folder, and sends what it reads.
+        """Restore nothing yet. `shared` says whether all ranks see one folder, `by_rank_zero`
+        whether rank 0 alone reads that, and sends what it reads.
         """
         self._directory = directory
         self._load_one = (
@@ -444,16 +438,9 @@ class FolderAccess:
         must_be_shared: str | None,
         is_known: bool,
     ) -> None:
-        """Open the folder.
-
-        Args:
-            directory: the folder.
-            group: the ranks.
-            request: who locks it.
-            must_be_shared: why all ranks must share it, and what to do otherwise; None if they need
-                not.
-            is_known: whether ranks of a former group, which has used the folder, continue in place:
-                then storage that fails is `trouble`, and no error.
+        """Open the folder. `must_be_shared` says why all ranks must share it, and what to do
+        otherwise; None if they need not. `is_known` says whether ranks of a former group, which has
+        used the folder, continue in place: then storage that fails is `trouble`, and no error.
 
         Raises:
             CheckpointMismatchError: the folder belongs to another run or lacks what is needed.

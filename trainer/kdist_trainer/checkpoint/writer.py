@@ -92,18 +92,13 @@ class Stager:
     def stage(
         self, state: Mapping[str, Any], *, first: Collection[str] = ()
     ) -> tuple[dict[str, Any], Paths]:
-        """Copy the share now; when this returns the state may change again.
-
-        Args:
-            state: the nested state.
-            first: flat names of whole tensors that differ between ranks and are saved from rank 0.
+        """Copy the share of the nested state now; when this returns the state may change again.
+        `first` has flat names of whole tensors that differ between ranks and are saved from rank 0.
+        Raises `UnloadableStateError` if a checkpoint cannot hold a value of this type.
 
         Returns:
             The copies by flat name (`model.fc.weight`), valid until the next call, and for each the
             path of keys that leads to it.
-
-        Raises:
-            UnloadableStateError: a checkpoint cannot hold a value of this type.
         """
         if self._size == 0:
             return {}, {}
@@ -324,12 +319,8 @@ def _shape_of(state: Mapping[str, Any]) -> dict[str, Any]:
 def check_saved(
     folder: StoragePath, manifest: Manifest, described: Sequence[Description | None]
 ) -> None:
-    """Read a checkpoint back that is written and not yet committed.
-
-    Args:
-        folder: of its files.
-        manifest: has the digests of its files.
-        described: by rank, what must be there; None from a rank that has it proven.
+    """Read a checkpoint back that is written and not yet committed. `described` is what must be
+    there, by rank; None from a rank that has it proven.
 
     Raises:
         UnloadableStateError: it is not what a new process would ask for.
@@ -680,13 +671,8 @@ class CarriedSave:
     def __init__(
         self, task: BackgroundTask[SaveResult], membership: Membership, *, step: int, folder: str
     ) -> None:
-        """Take over a save; it is committed once the rank is a member of a group (`attach`).
-
-        Args:
-            task: what writes and commits it.
-            membership: says under whose lock it is committed.
-            step: its step.
-            folder: name of the folder that it is written to.
+        """Take over a save, which `task` writes to the folder of this name; it is committed once
+        the rank is a member of a group (`attach`), under the lock that `membership` names.
         """
         self.step = step
         self.folder = folder
@@ -705,15 +691,8 @@ class CarriedSave:
         paths: Paths,
         described: Description | None,
     ) -> CarriedSave:
-        """Begin to write one.
-
-        Args:
-            directory: the checkpoint folder.
-            config: what to keep.
-            request: what to commit besides the tensors.
-            staged: copies of the whole state, by flat name.
-            paths: the path of keys of each.
-            described: what must be found when it is read back.
+        """Begin to write one, of copies of the whole state, by flat name. `described` is what must
+        be found when it is read back.
         """
         alone, lock = CheckpointGroup(_Alone()), Lock(directory.root)
         given: Any = {"group": alone, "lock": lock, "config": config, "shared": True}

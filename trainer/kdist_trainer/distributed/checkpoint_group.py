@@ -42,12 +42,8 @@ class CheckpointGroup:
     """
 
     def __init__(self, world: RankInfo, *, has_connections: bool = True) -> None:
-        """Make the group. Collective.
-
-        Args:
-            world: the ranks.
-            has_connections: whether it has connections of its own, for use by another thread
-                while the training communicates.
+        """Make the group. Collective. `has_connections` says whether it has connections of its own,
+        for use by another thread while the training communicates.
         """
         self.rank = world.rank
         self.size = world.size
@@ -128,13 +124,8 @@ class _Layout(NamedTuple):
 
 
 def broadcast_state(state: dict[str, Any], group: CheckpointGroup, *, source: int) -> None:
-    """Copy the state of rank `source` to all ranks, tensors in place. Collective.
-
-    Args:
-        state: values by flat name, and whole tensors; what `source` has and another rank lacks is
-            ignored there.
-        group: the ranks.
-        source: the rank whose state is copied.
+    """Copy the state of rank `source` to all ranks: values by flat name, and whole tensors, in
+    place. What `source` has and another rank lacks is ignored there. Collective.
     """
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     others = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
@@ -163,15 +154,9 @@ def send(
     source: int = 0,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> None:
-    """Fill the tensors of every rank in place with those that rank `source` reads. Collective.
-
-    Args:
-        tensors: this rank's, by name; ranks may have different names, and parts of tensors.
-        fetch: reads whole tensors on `source`. Every rank raises what it raises, and some tensors
-            are filled then.
-        group: the ranks.
-        source: the rank that reads.
-        bucket_bytes: about how much is read and sent at a time.
+    """Fill the tensors of every rank in place with those that rank `source` reads, whole and about
+    `bucket_bytes` at a time. Ranks may have different names, and parts of tensors. Every rank
+    raises what `fetch` raises on `source`, and some tensors are filled then. Collective.
     """
     layouts: dict[str, _Layout] = {}
     for each in group.gather(
@@ -196,14 +181,8 @@ def send(
 
 
 def buckets(layouts: Mapping[str, _Layout], max_bytes: int) -> Iterator[list[str]]:
-    """Divide tensors into buckets of one dtype and about `max_bytes`, the same on every rank.
-
-    Args:
-        layouts: shape and dtype by name.
-        max_bytes: size from which on a bucket takes no further tensor.
-
-    Yields:
-        The names in a bucket.
+    """Divide tensors into buckets of one dtype and about `max_bytes`, from which on a bucket takes
+    no further tensor, the same on every rank. Yields the names in a bucket.
     """
     bucket: list[str] = []
     size = 0

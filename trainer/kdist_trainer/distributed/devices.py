@@ -27,12 +27,8 @@ def count_gpus() -> int:
 
 
 def require_gpus(wanted: int, *, node: str, is_only_machine: bool = False) -> None:
-    """Raise `DeviceFaultError` if this node has fewer GPUs than the job asks for.
-
-    Args:
-        wanted: The number; 0 asks for none.
-        node: The name of this node.
-        is_only_machine: Whether the job runs on this machine alone: then it is final.
+    """Raise `DeviceFaultError` if this node has fewer GPUs than the job asks for; where the job
+    runs on this machine alone, it is final.
     """
     found = count_gpus() if wanted else 0
     if found < wanted:

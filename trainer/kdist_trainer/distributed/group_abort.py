@@ -91,20 +91,15 @@ def recording() -> Iterator[None]:
 def make_group(
     make: Callable[[timedelta], Any], timeout: timedelta, *, connects_later: bool = False
 ) -> ProcessGroup:
-    """Make a process group of ranks that have just met, and record its sockets.
+    """Make a process group of ranks that have just met, and record its sockets. `make` gets the
+    timeout of the group's collectives. Raises `RuntimeError` if not all ranks are connected in
+    time.
 
     If a rank has died since they met, gloo waits for its connection in a way that cannot be
     interrupted: there is no socket yet that could be shut down. So where groups may be aborted, it
     gets a few seconds to connect instead of a multiple of the collectives' timeout.
-
-    Args:
-        make: Makes and returns the group, with this timeout of its collectives.
-        timeout: Timeout of the group's collectives.
-        connects_later: Whether its ranks connect once more later, as NCCL's do. Otherwise nobody
-            can any more.
-
-    Raises:
-        RuntimeError: If not all ranks are connected in time.
+    `connects_later` says whether its ranks connect once more later, as NCCL's do. Otherwise nobody
+    can any more.
     """
     before, threads = set(_recorded), thread_ids()
     with recording():

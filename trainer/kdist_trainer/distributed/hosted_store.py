@@ -28,13 +28,8 @@ class HostedStore:
     """A TCPStore and the socket at which it listens."""
 
     def __init__(self, host: str, port: int, *, size: int, timeout: timedelta) -> None:
-        """Host a store and wait for its first clients.
-
-        Args:
-            host: The name or the address by which other ranks reach it; it listens there only.
-            port: The port.
-            size: How many ranks it waits for.
-            timeout: Timeout of its operations.
+        """Host a store and wait for its first clients, as many ranks as `size`. It listens only at
+        `host`, the name or the address by which other ranks reach it.
 
         Raises:
             DistNetworkError: If it cannot listen there.

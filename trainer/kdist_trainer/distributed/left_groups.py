@@ -43,12 +43,8 @@ class LeftGroup:
     """One group."""
 
     def __init__(self, group: ProcessGroup, made: MadeGroup | None, timeout: timedelta) -> None:
-        """Take a group.
-
-        Args:
-            group: The group.
-            made: What is known of it; None if it was made by the user's code.
-            timeout: Timeout of its collectives, if nothing is known of it.
+        """Take a group; `made` is None for one of the user's code, whose collectives have this
+        timeout.
         """
         self._group = group
         self._threads = frozenset(made.threads) if made is not None else frozenset()

@@ -83,12 +83,8 @@ class World:
         model_parallel: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> World:
-        """Join the process group that torchrun's variables describe; without them, a group of one.
-
-        Args:
-            timeout_seconds: Timeout of the group's collectives.
-            model_parallel: Ranks that share one model replica.
-            environment: Environment variables; by default those of the process.
+        """Join the process group that torchrun's variables describe, by default those of the
+        process; without them, a group of one. `model_parallel` ranks share one model replica.
 
         Raises:
             ConfigError: If the group's size is not a multiple of `model_parallel`.
@@ -236,14 +232,9 @@ class World:
 
 
 def connect_store(host: str, port: int, *, size: int, timeout: timedelta) -> TCPStore:
-    """Connect to the store that rank 0 starts, and wait for it at most `timeout`. torch would wait
-    too, but cannot be interrupted in it when rank 0 is lost before, or while it connects.
-
-    Args:
-        host: Host name or address of rank 0.
-        port: Port of its store.
-        size: Number of ranks.
-        timeout: How long to wait at most; also the timeout of the store's operations afterwards.
+    """Connect to the store that rank 0 starts, and wait for it at most `timeout`, which is also
+    that of the store's operations afterwards. torch would wait too, but cannot be interrupted in it
+    when rank 0 is lost before, or while it connects.
 
     Raises:
         PeersLostError: If the agent asks this rank to leave the group.

@@ -142,12 +142,9 @@ def parse_model(model: type[_Model], text: str | bytes) -> _Model:
 
 def parse_lines(struct: type[_Struct], text: bytes) -> list[_Struct]:
     """Parse JSON documents of one flat type, one on each line, much faster than `parse_json` does.
-    Raises `MalformedTextError` if a line is no document of the type.
-
-    Args:
-        struct: has only numbers with bounds and strings, and forbids unknown fields: so nothing is
-            nested, and every value is one that `parse_json` could have returned.
-        text: the lines, each complete.
+    Raises `MalformedTextError` if a line is no document of the type. `struct` has only numbers with
+    bounds and strings, and forbids unknown fields: so nothing is nested, and every value is one
+    that `parse_json` could have returned. Each line is complete.
     """
     from msgspec import MsgspecError
     from msgspec.json import Decoder

@@ -98,10 +98,8 @@ class FrameworkCheckpoints:
 
     def find(self) -> tuple[int, str] | None:
         """Find the newest checkpoint that verifies: its step, and the path of the folder with the
-        framework's files, which the framework then restores; None if there is none.
-
-        Raises:
-            CheckpointMismatchError: it was written by another framework, or is unreadable.
+        framework's files, which the framework then restores; None if there is none. Raises
+        `CheckpointMismatchError` if it was written by another framework, or is unreadable.
         """
         if self._manager is None or self._agreement is None:
             return None

@@ -57,16 +57,9 @@ class GroupControl:
     """
 
     def __init__(self, path: Path, *, local_rank: int, on_leave: Callable[[bool], object]) -> None:
-        """Connect to the agent's socket at `path`.
-
-        Args:
-            path: The socket.
-            local_rank: This rank on its node.
-            on_leave: Called from the channel's thread with True when the agent asks this rank to
-                leave its group, and with False when there is a new one.
-
-        Raises:
-            OSError: If the agent cannot be reached.
+        """Connect to the agent's socket at `path`. `on_leave` is called from the channel's thread
+        with True when the agent asks this rank to leave its group, and with False when there is a
+        new one. Raises `OSError` if the agent cannot be reached.
         """
         self._on_leave = on_leave
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -101,11 +94,8 @@ class GroupControl:
         return self._asked_to_leave.is_set()
 
     def report_left(self, step: int, why: str) -> None:
-        """Tell the agent that this rank is out of its group and keeps the state of `step`.
-
-        Args:
-            step: The last finished step; -1 if the rank has no state yet.
-            why: The error that ended the group for this rank.
+        """Tell the agent that this rank is out of its group, by the error `why`, and keeps the
+        state of `step`, the last finished one; -1 if it has no state yet.
         """
         self._left.set()
         self._send(left=step, why=why[:_WHY_CHARACTERS])

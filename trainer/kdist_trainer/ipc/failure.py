@@ -120,19 +120,8 @@ class Failure:
         traceback: Sequence[str] = (),
         place: str | None = None,
     ) -> Failure:
-        """A failure, as of now, that the agent found in one of its ranks.
-
-        Args:
-            cause: The kind of failure.
-            code: The exit code of the agent if this is the root cause.
-            message: One sentence for people.
-            rank: The global rank.
-            node: The node's name.
-            generation: The generation that failed.
-            snapshot: The rank's latest heartbeat, which holds its step and its collective.
-            primary: Whether it happened by itself.
-            traceback: Lines of a stack, of which the first ones are kept.
-            place: The innermost line of the user's own code.
+        """A failure, as of now, that the agent found in one of its ranks, whose latest heartbeat
+        holds its step and its collective. Of the traceback the first lines are kept.
         """
         return cls(
             cause=cause,
@@ -208,12 +197,8 @@ class Failure:
 def describe(
     error: BaseException, *, methods: Callable[[str], str | None] | None = None, **known: Any
 ) -> Failure:
-    """A `Failure` for `error`, as of now, without the users and passwords of URLs.
-
-    Args:
-        error: The error.
-        methods: Finds the place of a method of the user's workload, by its name.
-        known: Further fields.
+    """A `Failure` for `error`, as of now, without the users and passwords of URLs, with further
+    known fields. `methods` finds the place of a method of the user's workload, by its name.
     """
     found = find(error)
     place = find_place(error)
@@ -265,14 +250,8 @@ def record(
     """Write `error` for the agent, also on a full disk; returns it as a `Failure`.
 
     Only the first failure of a rank is kept: recording again writes nothing. An `OSError` is
-    ignored, since the rank exits in any case.
-
-    Args:
-        error: The error that ends the rank.
-        step: The step that the rank was in.
-        collective: The collective that the rank was in.
-        methods: Finds the place of a method of the user's workload, by its name.
-        remark: A further sentence for people.
+    ignored, since the rank exits in any case. `methods` is as in `describe`, and `remark` a further
+    sentence for people.
     """
     environ = os.environ
     rank = environ.get("RANK", "")

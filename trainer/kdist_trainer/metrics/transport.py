@@ -163,9 +163,7 @@ class NoShortFolderError(OSError, ValueError):
 
 def find_short_folder(room: int) -> Path:
     """The first folder for temporary files whose path leaves `room` bytes of a socket's address.
-
-    Raises:
-        NoShortFolderError: there is none.
+    Raises `NoShortFolderError` if there is none.
     """
     # Not tempfile's own choice: in an agent that is a folder below a long path.
     wanted = os.environ.get("TMPDIR", "")

@@ -89,12 +89,8 @@ class Precision:
         self.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self, optimizer: Optimizer, check: UpdateCheck, step: int) -> UpdateResult:
-        """Clip the gradients if the job asks for it, and step the optimizer if `check` agrees.
-
-        Args:
-            optimizer: The optimizer, with gradients in its parameters.
-            check: Decides by the gradient's norm whether the update is applied.
-            step: Number of the step, from 1.
+        """Clip the gradients if the job asks for it, and step the optimizer if `check` agrees,
+        which decides by the gradient's norm. Steps count from 1.
         """
         norm = self._clip_gradients(optimizer, needs_norm=check.needs_norm)
         if norm is None:
@@ -173,11 +169,7 @@ class ScaledPrecision(Precision):
 
 
 def build(name: str, device: torch.device, *, clip: float | None = None) -> Precision:
-    """Build the precision that job.yaml names.
-
-    Args:
-        name: `train.precision`.
-        device: The rank's device.
-        clip: `train.clipGradNorm`, the largest norm of the gradient; None to clip nothing.
+    """Build the precision that job.yaml names for the rank's device. `clip` is
+    `train.clipGradNorm`, the largest norm of the gradient; None to clip nothing.
     """
     return (ScaledPrecision if name == "fp16" else Precision)(name, device, clip=clip)

@@ -62,12 +62,8 @@ class Strategy:
         self, saved: Mapping[str, ValueKind], optimizer: Optimizer, *, buffers: BufferNames = AS_NEW
     ) -> dict[str, Any]:
         """A state as `state_dict` returns it, of the shape that was saved: a checkpoint fills it,
-        and `load_state_dict` loads it. Collective if sharded.
-
-        Args:
-            saved: What the whole checkpoint holds, by flat name.
-            optimizer: The optimizer.
-            buffers: How its buffers differ from a new model's.
+        and `load_state_dict` loads it. Collective if sharded. `saved` is what the whole checkpoint
+        holds, by flat name.
         """
         return state.template(self.module, optimizer, saved, buffers=buffers)
 

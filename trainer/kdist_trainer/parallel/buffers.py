@@ -251,14 +251,9 @@ class Buffers:
         keep_previous: bool = False,
         with_parameters: bool = False,
     ) -> None:
-        """Synchronize nothing yet.
-
-        Args:
-            module: The model as the workload built it.
-            group: See `Strategy.replica_group`.
-            keep_previous: Whether a step may be skipped or abandoned, so that the values of the
-                step before must be kept.
-            with_parameters: Whether parameters are observed too: each rank holds them whole.
+        """Synchronize nothing yet; `group` is as in `Strategy.replica_group`. `keep_previous` says
+        whether a step may be skipped or abandoned, so that the values of the step before must be
+        kept; `with_parameters`, whether parameters are observed too: each rank holds them whole.
         """
         self._module = module
         self._group = group if group is not None and group.size() > 1 else None

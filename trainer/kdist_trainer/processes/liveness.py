@@ -244,15 +244,8 @@ class Heartbeat:
         group: str = "",
         current: bool = True,
     ) -> None:
-        """Record that a collective begins.
-
-        Args:
-            op: The operation.
-            numel: The number of elements.
-            dtype: The element type.
-            shape: The shape.
-            group: The process group; empty for that of all ranks.
-            current: Whether the rank waits for it. One that is not current runs on another thread.
+        """Record that a collective begins; an empty `group` is that of all ranks. `current` says
+        whether the rank waits for it: one that is not current runs on another thread.
         """
         self._number += 1
         number, sequence = self._number, self._sequences.get(group, 0) + 1
@@ -386,17 +379,10 @@ def kill_process_group() -> None:
 
 
 def watch(path: Path, on_end: Callable[[], None] = kill_process_group) -> threading.Thread:
-    """Call `on_end` from a daemon thread when the owner of the parent-death pipe at `path` is dead.
-
-    The thread sleeps in the kernel. By default it kills all processes below the caller and its
-    process group, which must contain no others.
-
-    Args:
-        path: The pipe; if it cannot be opened, the owner counts as dead.
-        on_end: Called once, from the thread.
-
-    Returns:
-        The thread.
+    """Call `on_end` once, from a daemon thread, when the owner of the parent-death pipe at `path`
+    is dead, or the pipe cannot be opened; returns the thread, which sleeps in the kernel. By
+    default it kills all processes below the caller and its process group, which must contain no
+    others.
     """
     process_tree.wake_without_parent()
     try:

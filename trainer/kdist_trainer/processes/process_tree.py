@@ -61,15 +61,12 @@ def find(
     spared: Collection[int] = (),
     below: Collection[int] | None = None,
 ) -> list[int]:
-    """Find the running processes below this one.
+    """Find the running processes below this one; returns their pids.
 
     Args:
         keep: Pids that are left out; their own children are not.
         spared: Pids that are left out with all that is below them.
         below: Search below these pids only, and include them.
-
-    Returns:
-        The pids.
     """
     table = _read_table()
     children: dict[int, list[Process]] = {}

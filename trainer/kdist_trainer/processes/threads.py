@@ -197,12 +197,8 @@ class OnDemandThread:
     """
 
     def __init__(self, name: str, work: Callable[[], None], end: Callable[[], None]) -> None:
-        """Do nothing yet.
-
-        Args:
-            name: of the thread.
-            work: called whenever it is asked to; raises nothing.
-            end: called on the thread at its end.
+        """Do nothing yet. `work`, which raises nothing, is called on the thread whenever it is
+        asked to, and `end` at its end.
         """
         self._name, self._work, self._end = name, work, end
         self._changed = threading.Condition()

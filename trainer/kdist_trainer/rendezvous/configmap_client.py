@@ -131,13 +131,8 @@ class Copy:
 
 
 class ConfigMap:
-    """The ConfigMap `namespace`/`name`.
-
-    Args:
-        server: The API server.
-        namespace: The namespace of the ConfigMap.
-        name: Its name.
-        retry_seconds: Returns for how many seconds requests are retried; it may change.
+    """The ConfigMap `namespace`/`name`. `retry_seconds` returns for how many seconds requests are
+    retried; it may change.
     """
 
     def __init__(

@@ -382,13 +382,9 @@ class _Client(Session):
 
 
 class ExchangeServer:
-    """The server that this agent hosts, for all rounds that it completes. It starts with the first
-    of them and ends with the agent.
-
-    Args:
-        address: The address of the agent; the server listens there and nowhere else.
-        key: The key of the job's exchanges.
-        nodes: Returns the most nodes of a round.
+    """The server that this agent hosts, for all rounds that it completes, at its address and
+    nowhere else. It starts with the first of them and ends with the agent. `nodes` returns the most
+    nodes of a round.
     """
 
     def __init__(self, address: str, *, key: ExchangeKey, nodes: Callable[[], int]) -> None:
@@ -503,17 +499,11 @@ class HostEndedError(DistNetworkError):
 
 class ExchangeStore(Store):
     """The exchange of one round, as a `torch.distributed.Store` without `add` and removals. Keys
-    are str, values str or bytes; `get` returns bytes.
+    are str, values str or bytes; `get` returns bytes. `get` and `wait` wait `timeout_seconds` for a
+    key.
 
-    All operations raise `DistNetworkError` if the host does not respond, `HostEndedError` if it has
-    ended.
-
-    Args:
-        host: The host of the exchange.
-        timeout_seconds: How long `get` and `wait` wait for a key.
-
-    Raises:
-        DistNetworkError: If the host cannot be reached.
+    All operations, and the first connection, raise `DistNetworkError` if the host does not respond,
+    `HostEndedError` if it has ended.
     """
 
     def __init__(self, host: ExchangeHost, *, timeout_seconds: float) -> None:

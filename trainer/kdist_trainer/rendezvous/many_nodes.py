@@ -206,11 +206,8 @@ _MISSED_PULSES = 3
 
 
 class Relay(ABC):
-    """This agent's part of the relay of one round, in a thread that `start` starts.
-
-    Args:
-        exchange: The exchange of the round.
-        interval: The seconds between two turns of the thread.
+    """This agent's part of the relay of one round, in a thread that `start` starts and that has a
+    turn every `interval` seconds.
     """
 
     def __init__(self, exchange: ExchangeStore, *, interval: float) -> None:
@@ -246,15 +243,9 @@ class Relay(ABC):
 
 
 class RelayHost(Relay):
-    """The part of the agent that hosts the exchange.
-
-    Args:
-        exchange: The exchange of the round.
-        interval: The seconds between two reads of the ConfigMap.
-        members: The number of agents of the round.
-        read: Reads the ConfigMap.
-        commit: Commits keep-alives by group rank; returns whether they were committed.
-        commit_seconds: The seconds between two commits.
+    """The part of the agent that hosts the exchange of so many `members`. It reads the ConfigMap
+    every `interval` seconds, and every `commit_seconds` it commits keep-alives, by group rank;
+    `commit` returns whether they were committed.
     """
 
     def __init__(

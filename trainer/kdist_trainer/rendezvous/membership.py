@@ -148,12 +148,9 @@ class MemberConnections:
 
 
 class MemberConnection:
-    """A member's connection to the host of its round, kept by a thread until `leave`.
-
-    Args:
-        host: The host of the round.
-        rank: The group rank of this member.
-        on_second: Called once, on the thread, with the fields of the second host.
+    """A member's connection to the host of its round, kept by a thread until `leave`, with the
+    group rank of this member. `on_second` is called once, on the thread, with the fields of the
+    second host.
     """
 
     def __init__(

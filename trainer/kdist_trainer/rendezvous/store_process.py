@@ -18,15 +18,8 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 def start(host: str, port: int, descriptor: int) -> subprocess.Popen[bytes]:
-    """Start the process.
-
-    Args:
-        host: The address at which it can be reached.
-        port: Its port.
-        descriptor: The socket that listens there; the caller closes its own.
-
-    Raises:
-        OSError: If no process can be started.
+    """Start the process, which can be reached at this host and port; the caller closes its own
+    descriptor of the socket that listens there. Raises `OSError` if no process can be started.
     """
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", __name__, host, str(port), str(descriptor)],

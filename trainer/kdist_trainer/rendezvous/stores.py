@@ -258,13 +258,8 @@ class KubernetesStore(Store):
     `get` and `wait` raise `DistStoreError` if a key is not written within `timeout_seconds`. All
     operations raise it if the API server is unavailable or the store is full, `StoreRefusedError`
     if it refuses what it has served before, and `ConfigError` if it has rejected the requests from
-    the start.
-
-    Args:
-        config_map: The client.
-        run_id: The run whose keys are kept if space runs short.
-        timeout_seconds: How long `get` and `wait` wait for a key.
-        poll_seconds: The interval of reads while they wait.
+    the start. Keys of the run `run_id` are kept if space runs short. While `get` and `wait` wait,
+    they read every `poll_seconds`.
     """
 
     def __init__(
@@ -480,18 +475,10 @@ def open_tcp_store(
     timeout_seconds: float,
     retry_seconds: float,
 ) -> tuple[Store, bool]:
-    """Open the store at `host`:`port`; this agent hosts it if `host` is its own.
-
-    Args:
-        host: The host of the endpoint.
-        port: Its port.
-        node: The name of this node.
-        address: The address at which this node's ranks listen; None means the host's name.
-        timeout_seconds: How long the store's own operations wait.
-        retry_seconds: How long to wait for the store.
-
-    Returns:
-        The store, and whether this agent hosts it.
+    """Open the store at `host`:`port`, for which to wait `retry_seconds`; this agent hosts it if
+    `host` is its own. `address` is that at which this node's ranks listen; None means the host's
+    name. The store's own operations wait `timeout_seconds`. Returns the store, and whether this
+    agent hosts it.
 
     Raises:
         DistStoreError: If the store did not respond in time.
@@ -517,12 +504,8 @@ def open_tcp_store(
 
 
 def release_store(store: Store, *, is_host: bool, agents: int) -> None:
-    """Record that this agent no longer needs the store.
-
-    Args:
-        store: The store.
-        is_host: Whether this agent hosts it; then it waits for the others.
-        agents: The number of agents that release the store.
+    """Record that this agent no longer needs the store; if it is the host, it waits for the others
+    of so many `agents`.
     """
     deadline = time.monotonic() + _RELEASE_SECONDS
     with suppress(DistError):

@@ -167,13 +167,8 @@ class StateHolder(_BackendRendezvousStateHolder):
 class RendezvousBase(DynamicRendezvousHandler):
     """torch's dynamic rendezvous handler, with public names for the parts that torch keeps private.
 
-    Args:
-        store: The store that the ranks' process group information goes to.
-        settings: torch's settings of the rendezvous.
-        state: The state that this handler reads and changes.
-        address: The address at which this node's ranks listen.
-        index: The node's place among the nodes of one address. torch would use the process id, so
-            that agents on one host would get their ranks in the order in which they were started.
+    `index` is the node's place among the nodes of one address. torch would use the process id, so
+    that agents on one host would get their ranks in the order in which they were started.
     """
 
     _state_holder: Any

@@ -116,16 +116,9 @@ def load_state(
     *,
     buffers: BufferNames = AS_NEW,
 ) -> None:
-    """Load what `read_state` has returned, all of it. No step is taken.
-
-    Args:
-        module: The module, which may be wrapped otherwise.
-        optimizer: Its optimizer.
-        state: The state. The optimizer's tensors become its own, without a copy.
-        buffers: How its buffers differ from a new module's.
-
-    Raises:
-        StateMismatchError: If it is of another model or optimizer.
+    """Load what `read_state` has returned, all of it. No step is taken. The module may be wrapped
+    otherwise, and the optimizer's tensors become its own, without a copy. Raises
+    `StateMismatchError` if the state is of another model or optimizer.
     """
     names = parameter_names(module)
     problems = find_module_problems(module, state["model"], buffers=buffers)

@@ -250,14 +250,10 @@ class TrainerCheckpointing:
         return self.clock.is_due(step, answered_after=seconds) or self.manager.folder.has_answered
 
     def save(self, *, required: bool = False, done: Mapping[str, Any] | None = None) -> None:
-        """Save the current state; a failure is counted and training continues. Collective.
-
-        Args:
-            required: Whether the state must be committed on return.
-            done: The document that records the end of the run, if this is its final state.
-
-        Raises:
-            StorageError: If `required` or `done` is given and a second attempt failed too.
+        """Save the current state; a failure is counted and training continues. `required` says
+        whether it must be committed on return, and `done` is the document that records the end of
+        the run, if this is its final state. Raises `StorageError` if one of them is given and a
+        second attempt failed too. Collective.
         """
         if self.manager is None:
             return

@@ -49,28 +49,18 @@ class ForwardBackward(ABC):
 
     @abstractmethod
     def run(self, micro_batches: Sequence[MicroBatch], scale: float) -> Tensor:
-        """Leave in each parameter the gradient's mean over the model replicas. Collective.
-
-        Args:
-            micro_batches: This rank's micro-batches of the step, at least one.
-            scale: Factor of every micro-batch's sum of losses (see `LossScale`).
-
-        Returns:
-            This rank's part of the step's mean loss (a scalar, detached).
+        """Leave in each parameter the gradient's mean over the model replicas; returns this rank's
+        part of the step's mean loss (a scalar, detached). There is at least one micro-batch, and
+        `scale` is the factor of every one's sum of losses (see `LossScale`). Collective.
         """
 
     @abstractmethod
     def warm_up(
         self, micro_batch: MicroBatch, counting: AbstractContextManager[None] | None = None
     ) -> None:
-        """Run one forward and backward pass whose gradients are to be discarded. Collective.
-
-        Args:
-            micro_batch: The samples.
-            counting: Context of the forward pass, which counts its floating-point operations.
-
-        Raises:
-            ConfigError: If the workload returns a loss that the loop cannot use.
+        """Run one forward and backward pass whose gradients are to be discarded, the forward pass
+        in a context that counts its floating-point operations. Collective. Raises `ConfigError` if
+        the workload returns a loss that the loop cannot use.
         """
 
     def seed_of(self, micro_batch: MicroBatch) -> int:

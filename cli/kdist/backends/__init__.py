@@ -32,30 +32,6 @@ from kdist.status import WorkloadState
 if TYPE_CHECKING:
     from kdist.spec import TrainingJob
 
-__all__ = [
-    "CLAIM",
-    "DEPENDENT_KINDS",
-    "KEY_KIND",
-    "NAMES",
-    "RUNTIME",
-    "Backend",
-    "Placement",
-    "WorkloadState",
-    "backoff_limit",
-    "choose",
-    "choose_rendezvous",
-    "find",
-    "get",
-    "is_elastic",
-    "is_made_for",
-    "list_permanent_codes",
-    "refuse_kind",
-    "rendered_kinds",
-    "require",
-    "warn_of_size",
-    "workload_kinds",
-]
-
 _BACKENDS: Final[dict[str, Backend]] = {
     backend.name: backend
     for backend in (IndexedJob(), StatefulSet(), PyTorchJob(), JobSet(), TrainJob())

@@ -10,5 +10,3 @@ Running a bench on this machine is up to `kdist.job.local`, as for any job.
 
 from kdist.bench.job import BenchSpec, make_job, read_size
 from kdist.bench.result import Result, read_events
-
-__all__ = ["BenchSpec", "Result", "make_job", "read_events", "read_size"]

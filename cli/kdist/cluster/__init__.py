@@ -16,21 +16,3 @@ from kdist.cluster.kubeconfig import Impersonation
 from kdist.cluster.streams import ExecSession
 from kdist.cluster.transport import deadline
 from kdist.manifest import ForeignError, JobOwner, describe_owner
-
-__all__ = [
-    "ApiError",
-    "ApiNotFoundError",
-    "Applied",
-    "Cluster",
-    "ExecSession",
-    "ForeignError",
-    "Impersonation",
-    "JobObjects",
-    "JobOwner",
-    "connect",
-    "deadline",
-    "describe_owner",
-    "find_makers",
-    "guard",
-    "normalize",
-]

@@ -24,27 +24,3 @@ from kdist.deploy.delete import drop_owner, find_objects, remove
 from kdist.deploy.job import compare, describe_plan, plan_job, prune_plan, send_plan
 from kdist.deploy.plan import Plan, describe_suspended, make_plan
 from kdist.deploy.resource import ResourcePlan
-
-__all__ = [
-    "ApplyResult",
-    "Difference",
-    "Plan",
-    "ResourcePlan",
-    "compare",
-    "create_key",
-    "describe_plan",
-    "describe_suspended",
-    "drop_owner",
-    "find_difference",
-    "find_objects",
-    "find_result",
-    "forget_end",
-    "keep_runtime",
-    "make_plan",
-    "plan_job",
-    "prune_plan",
-    "remove",
-    "request_start",
-    "send",
-    "send_plan",
-]

@@ -13,5 +13,3 @@ Fetching the snapshot that they work on belongs to `kdist.job.cluster`.
 from kdist.diagnose.losses import KEY_MISSING
 from kdist.diagnose.ranking import RULES, diagnose
 from kdist.diagnose.rule import Diagnosis
-
-__all__ = ["KEY_MISSING", "RULES", "Diagnosis", "diagnose"]

@@ -9,5 +9,3 @@ to `kdist.diagnose`.
 from kdist.doctor.examine import check_cluster
 from kdist.doctor.finding import Finding, Severity
 from kdist.doctor.local_checks import check as check_machine
-
-__all__ = ["Finding", "Severity", "check_cluster", "check_machine"]

@@ -20,17 +20,3 @@ from kdist.recovery.decision import (
 )
 from kdist.recovery.observation import fetch_held_volumes, observe
 from kdist.recovery.replacement import Recovery, recover, replace_pods
-
-__all__ = [
-    "AVOID_SECONDS",
-    "HeldVolume",
-    "PodDecision",
-    "Recovery",
-    "allow",
-    "avoid",
-    "decide",
-    "fetch_held_volumes",
-    "observe",
-    "recover",
-    "replace_pods",
-]

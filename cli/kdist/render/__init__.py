@@ -35,20 +35,6 @@ from kdist_trainer.formats import stamp
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
 
-__all__ = [
-    "Placement",
-    "check_size",
-    "find_pod_problems",
-    "find_pods",
-    "list_packages",
-    "name_exchange_secret",
-    "pack",
-    "read_job",
-    "read_train_json",
-    "render",
-    "warn",
-]
-
 
 def render(job: TrainingJob, placement: Placement | None = None) -> list[Manifest]:
     """All objects of the job, in the order to apply them; without a placement only the ConfigMap

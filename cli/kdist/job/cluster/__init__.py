@@ -11,10 +11,3 @@ Sending a new job is `kdist.deploy`; what a status means is `kdist.status`.
 from kdist.job.cluster.agents import Agents
 from kdist.job.cluster.snapshot import fetch_snapshot, list_snapshots
 from kdist.job.cluster.wait import wait_for
-
-__all__ = [
-    "Agents",
-    "fetch_snapshot",
-    "list_snapshots",
-    "wait_for",
-]

@@ -22,16 +22,3 @@ from kdist.job.local.launch import (
 )
 from kdist.job.local.runner import Display, run_job
 from kdist.job.local.status import list_runs
-
-__all__ = [
-    "Display",
-    "LauncherLink",
-    "RunEnded",
-    "check_torch",
-    "choose_interpreter",
-    "describe_missing_gpus",
-    "install_command",
-    "launch_detached",
-    "list_runs",
-    "run_job",
-]

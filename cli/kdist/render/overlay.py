@@ -25,11 +25,7 @@ from kdist.status import FETCHER
 OVERLAY: Final = "spec.podTemplate"
 """The field that the values of the overlay are traced to."""
 MERGE_KEYS: Final = {
-    "containers": "name",
-    "initContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "imagePullSecrets": "name",
+    **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets"), "name"),
     "volumeMounts": "mountPath",
     "volumeDevices": "devicePath",
     "ports": "containerPort",

@@ -17,22 +17,12 @@ from typing import Final
 _TOKEN: Final = secrets.token_hex(8)
 _STYLE: Final = re.compile(rf"\x1b\[{_TOKEN};([0-9;]+)m")
 _SGR: Final = re.compile(r"\x1b\[((?:;?[0-9]{1,3})*)m")
+_COLORS: Final = ("black", "red", "green", "yellow", "blue", "magenta", "cyan")
 _CODES: Final = {
     "bold": 1,
     "dim": 2,
-    "red": 31,
-    "green": 32,
-    "yellow": 33,
-    "blue": 34,
-    "magenta": 35,
-    "cyan": 36,
-    "bright_black": 90,
-    "bright_red": 91,
-    "bright_green": 92,
-    "bright_yellow": 93,
-    "bright_blue": 94,
-    "bright_magenta": 95,
-    "bright_cyan": 96,
+    **{color: code for code, color in enumerate(_COLORS, 30)},
+    **{f"bright_{color}": code for code, color in enumerate(_COLORS, 90)},
 }
 
 

@@ -3,7 +3,7 @@
 A method that needs more than a request reports its progress to the `Dialog` that the job was found
 with. All raise `JobNotFoundError` if the job does not exist by then, and `KdistError` with code
 UNREACHABLE if the API server does not answer. What a job on this machine has no use for raises
-`ClusterOnlyError`, which says what does the same there.
+`UsageError`, which says what does the same there.
 """
 
 from __future__ import annotations
@@ -197,12 +197,6 @@ class Forward:
     local: int
     pod: str
     remote: int
-
-
-class ClusterOnlyError(UsageError):
-    """What was asked for is for jobs on a cluster; the hint and the next command say what does the
-    same for a run on this machine.
-    """
 
 
 class Job(Protocol):

@@ -30,7 +30,6 @@ from kdist.job.job import (
     NOT_SUSPENDED,
     SILENT,
     Change,
-    ClusterOnlyError,
     DeleteOptions,
     Deletion,
     Dialog,
@@ -230,11 +229,11 @@ class LocalJob:
         default: int = TrainConfig.model_fields["termination_grace_period_seconds"].default
         return documents.number(train, "terminationGracePeriodSeconds") or default
 
-    def refuse(self, verb: str, hint: str, command: str) -> ClusterOnlyError:
+    def refuse(self, verb: str, hint: str, command: str) -> UsageError:
         """The error of `kdist VERB`, which is for jobs on a cluster: what to do here instead, in
         words and as a command.
         """
-        return ClusterOnlyError(
+        return UsageError(
             f"{self.here}, and `kdist {verb}` is for jobs on a cluster",
             hint=hint,
             next_command=command,

@@ -183,7 +183,7 @@ class Cache:
         with self._lock:
             job = self._jobs.get(key)
             found = None if job is None else job.copies.get(_key(document))
-            if job is None or found is None or _uid(found) != _uid(document):
+            if job is None or found is None or documents.uid(found) != documents.uid(document):
                 return set()
             del job.copies[_key(document)]
             if not job.copies:
@@ -194,7 +194,7 @@ class Cache:
         """Keep these objects, already trimmed, as all that there are of a kind in a namespace, or
         None in all. Returns the jobs of which an object has changed or gone.
         """
-        present = {_uid(each): each for each in listed}
+        present = {documents.uid(each): each for each in listed}
         changed = [self.put(each) for each in present.values()]
         with self._lock:
             gone = [
@@ -202,7 +202,7 @@ class Cache:
                 for key, job in self._jobs.items()
                 if namespace in (None, key.namespace)
                 for each in job.of_kind(kind)
-                if _uid(each) not in present
+                if documents.uid(each) not in present
             ]
         return set().union(*changed, *map(self.drop, gone))
 
@@ -240,10 +240,6 @@ def _key(document: Document) -> ObjectKey:
     return ObjectKey(
         str(document.get("apiVersion")), str(document.get("kind")), documents.name(document)
     )
-
-
-def _uid(document: Mapping[str, Any]) -> str:
-    return documents.text(document, "metadata", "uid")
 
 
 def _is_newer(document: Document, known: Document | None) -> bool:

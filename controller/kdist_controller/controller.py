@@ -105,15 +105,15 @@ class Observer:
             workload = children.pop(ObjectKey(backend.api_version, backend.kind, name), None)
         if backend is not None and workload is not None:
             # the workload, and what it has created to make the pods, in a chain of owners
-            makers = [_uid(workload)]
+            makers = [documents.uid(workload)]
             for step in backend.pod_owners(name):
                 made = objects.get(ObjectKey(*step))
                 if made is None or makers[-1] not in _owners(made):
                     break
-                makers.append(_uid(made))
+                makers.append(documents.uid(made))
         owner = resource.owner(frozenset(makers))
         own_pods = [dict(pod) for pod in pods if owner.owns(pod)]
-        uids = {_uid(each) for each in objects.values()}
+        uids = {documents.uid(each) for each in objects.values()}
         result = None  # how the run of a job without workload has ended, if that is not known yet
         if own is not None and workload is None and not is_terminal(resource.status):
             result = deploy.find_result(self.cluster, resource.owner())
@@ -133,7 +133,7 @@ class Observer:
             ],
             makers=frozenset(makers),
             rivals={
-                **{each: rival for each, rival in rivals.items() if _uid(rival) not in makers},
+                **{each: one for each, one in rivals.items() if documents.uid(one) not in makers},
                 **self._check_foreign(resource),
             },
             reports=self.poller.answers(key),
@@ -175,10 +175,6 @@ def _find_backend(resource: Resource, children: Mapping[ObjectKey, Document]) ->
         if ObjectKey(each.api_version, each.kind, resource.key.name) in children:
             return each
     return None
-
-
-def _uid(document: Document) -> str:
-    return documents.text(document, "metadata", "uid")
 
 
 def _owners(document: Document) -> set[str]:

@@ -157,7 +157,7 @@ class Executor:
             case DeleteObject():
                 found = self._observed.children.get(action.key) or self._observed.workload
                 if found is not None:
-                    uid = documents.text(found, "metadata", "uid")
+                    uid = documents.uid(found)
                     propagation = "Foreground" if action.foreground else "Background"
                     self._objects.remove(*action.key, propagation=propagation, uid=uid)
             case ForgetEnd():

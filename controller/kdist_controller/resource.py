@@ -95,7 +95,7 @@ class Resource:
 
     @property
     def uid(self) -> str:
-        return documents.text(self.document, "metadata", "uid")
+        return documents.uid(self.document)
 
     @property
     def generation(self) -> int:

@@ -100,9 +100,7 @@ def avoid(
     since = min((_created(pod) or math.inf for pod in marks), default=math.inf)
     staying = [documents.name(pod) for pod in alive if (_created(pod) or 0.0) > since]
     leaving = {
-        name: documents.text(pod, "metadata", "uid")
-        for pod in alive
-        if (name := documents.name(pod)) not in staying
+        name: documents.uid(pod) for pod in alive if (name := documents.name(pod)) not in staying
     }
     if change:
         verbs = ("create" if marker is None else "patch", "delete")
@@ -201,7 +199,7 @@ def _make_marker(target: AppliedJob, pod: Document, wanted: AvoidedNode) -> dict
         "tolerations": [{"operator": "Exists"}],
         "containers": [container],
     }
-    uid = documents.text(target.config_map, "metadata", "uid")
+    uid = documents.uid(target.config_map)
     own = {"apiVersion": "v1", "kind": "ConfigMap", "name": job, "uid": uid}
     return {
         "apiVersion": _JOB[0],

@@ -193,7 +193,7 @@ def decide(context: RecoveryContext) -> list[PodDecision]:
             replace(
                 result,
                 pod=documents.name(pod),
-                uid=documents.text(pod, "metadata", "uid"),
+                uid=documents.uid(pod),
                 node=name,
                 evidence=tuple(_describe(context, pod, node)) if node is not None else (),
                 retry_seconds=None if result.recover else result.retry_seconds,

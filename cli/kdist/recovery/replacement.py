@@ -71,7 +71,7 @@ def replace_pod(
     except NotFoundError:
         return Replacement(decision.pod, changed=True)
     over = documents.text(pod, "status", "phase") in ("Succeeded", "Failed")
-    same = documents.text(pod, "metadata", "uid") == decision.uid
+    same = documents.uid(pod) == decision.uid
     if over or not same or controller_of(pod) not in owner.makers:
         return Replacement(decision.pod, changed=True)
     objects = JobObjects(cluster, owner)
@@ -91,7 +91,7 @@ def replace_pod(
         return Replacement(decision.pod, changed=True)
     if not (backend.reuses_pod_names or documents.text(marked, "metadata", "deletionTimestamp")):
         return Replacement(decision.pod, marked=True)
-    uid = documents.text(marked, "metadata", "uid")
+    uid = documents.uid(marked)
     # at once: no kubelet is there to end it
     deleted = objects.remove("v1", "Pod", documents.name(marked), uid=uid, grace=0, dry_run=dry_run)
     return Replacement(decision.pod, marked=True, deleted=deleted)

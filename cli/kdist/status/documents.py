@@ -143,6 +143,11 @@ def name(document: object) -> str:
     return text(document, "metadata", "name")
 
 
+def uid(document: object) -> str:
+    """Return the uid of an object; empty if there is none."""
+    return text(document, "metadata", "uid")
+
+
 def label(document: object, key: str) -> str:
     """Return a label of an object; empty if there is none."""
     return text(document, "metadata", "labels", key)

@@ -116,7 +116,7 @@ class AppliedJob:
             if (live := find_live_workload(cluster, name)) is not None:
                 raise refuse_without(cluster, name, live)
             raise JobNotFoundError((name, cluster.namespace))
-        if owner and owner.get("uid") != documents.text(resource, "metadata", "uid"):
+        if owner and owner.get("uid") != documents.uid(resource):
             raise KdistError(
                 f"ConfigMap {name} in namespace {cluster.namespace} belongs to a TrainingJob "
                 f"{name} that was deleted; the one that exists is another one",

@@ -471,7 +471,7 @@ def _find_accounts(
 
 def _find_admission(cluster: Cluster, namespace: str, workload: Document | None) -> Any:
     """Kueue's Workload of a job in a queue; None without one."""
-    uid = documents.text(workload, "metadata", "uid")
+    uid = documents.uid(workload)
     if not documents.label(workload, QUEUE_LABEL):
         return None
     for api_version in _KUEUE:

@@ -100,15 +100,20 @@ def command(
     """
     action, job = _read_words(words, file)
     if action == "export":
-        exported = _check_export(out, only)
-    elif out is not None or step is not None or ema:
+        if only:
+            raise UsageError("--name cannot be combined with export", hint="--step chooses one")
+        if out is None:
+            raise UsageError(
+                "name the file to write: --out model.safetensors",
+                next_command="kdist checkpoints --help",
+            )
+        found = targets.find(job, file, local=local, **cluster_options)
+        steps = ["--step", str(step)] if step is not None else []
+        _show_export(found.export_weights(out, *steps, *(["--ema"] if ema else [])), output)
+        return Code.OK
+    if out is not None or step is not None or ema:
         raise UsageError("--out, --step and --ema are options of `kdist checkpoints export`")
     found = targets.find(job, file, local=local, **cluster_options)
-    if action == "export":
-        steps = ["--step", str(step)] if step is not None else []
-        written = found.export_weights(exported, *steps, *(["--ema"] if ema else []))
-        _show_export(written, output)
-        return Code.OK
     arguments = ["--name", only] if only else []
     return _show(found.checkpoints(action, *arguments), output)
 
@@ -122,18 +127,6 @@ def _read_words(words: tuple[str, ...], file: str | None) -> tuple[str, str | No
             "name one run: NAME, a run folder, or -f FILE", next_command="kdist checkpoints --help"
         )
     return action, left[0] if left else None
-
-
-def _check_export(out: Path | None, only: str) -> Path:
-    """The file to write. Raises `UsageError` without one, and for options of the list."""
-    if only:
-        raise UsageError("--name cannot be combined with export", hint="--step chooses one")
-    if out is None:
-        raise UsageError(
-            "name the file to write: --out model.safetensors",
-            next_command="kdist checkpoints --help",
-        )
-    return out
 
 
 def _show_export(document: dict[str, Any], output: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import PurePosixPath
-from typing import Final, NamedTuple, TypeGuard
+from typing import Final, NamedTuple
 
 from kdist.convert.draft import TRAINER, JobDraft
 from kdist.convert.values import LEFT_OUT, NEEDLESS, InputValue, ValueOutcome, settle
@@ -194,7 +194,9 @@ class LaunchReader:
             same = found is None or most == self.nodes
             _leave(size.words, f"the workload has {self.nodes or 1} nodes", needless=same)
         per_node, total = options.get("nproc-per-node"), options.get("num-processes")
-        each, rest = divmod(int(total.value), self.nodes or most) if _is_number(total) else (0, 1)
+        each, rest = 0, 1
+        if total is not None and total.value.isdigit():
+            each, rest = divmod(int(total.value), self.nodes or most)
         if per_node is not None and (
             per_node.value in _RANK_PER_GPU or re.fullmatch("[1-9][0-9]*", per_node.value)
         ):
@@ -230,10 +232,6 @@ class LaunchReader:
 
 def _is_assignment(word: InputValue) -> bool:
     return _ASSIGNMENT.fullmatch(word.text) is not None
-
-
-def _is_number(option: _Option | None) -> TypeGuard[_Option]:
-    return option is not None and option.value.isdigit()
 
 
 def _find_launcher(words: list[InputValue]) -> tuple[str, int, list[InputValue]]:

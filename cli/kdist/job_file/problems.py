@@ -76,12 +76,6 @@ class Message(NamedTuple):
     hint: str = ""
 
 
-def about_missing(path: Path) -> Message:
-    """For a missing required field."""
-    field = reference.find(path)
-    return Message("is required", hint=field.description if field else "")
-
-
 # what other tools call a field -> the field
 _SYNONYMS = {
     "workers": "nodes",
@@ -343,7 +337,8 @@ def _found(
             place = locate(tree, fields_read[0]) if len(fields_read) == 1 else place
             mark = place.value
         elif each["type"] == "missing":
-            message = about_missing(place.path)
+            field = reference.find(place.path)
+            message = Message("is required", hint=field.description if field else "")
         elif each["type"] == "extra_forbidden":
             message = about_unknown(place.path)
         elif "[key]" in location:

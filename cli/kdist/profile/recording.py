@@ -119,7 +119,12 @@ def record(
         notify=notify,
         hint="ranks check for requests every train.syncEverySteps steps; is the job training?",
     )
-    wanted = _read_ranks(plan)
+    found = documents.at(plan, "ranks")
+    if not isinstance(found, list) or not all(
+        type(rank) is int and 0 <= rank < _MOST_RANKS for rank in found
+    ):
+        raise _unreadable()
+    wanted = [str(rank) for rank in found[:_MOST_RANKS]]  # they become names of files
     if not wanted:
         raise KdistError(f"the job has none of the ranks {ranks}", code=Code.NOT_FOUND)
     first, last = (documents.integer(plan, name) for name in ("first", "last"))
@@ -182,16 +187,6 @@ def operation_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[str, ..
         )
         for name, (calls, cpu, device) in largest
     ]
-
-
-def _read_ranks(plan: object) -> list[str]:
-    """The ranks that record, which become names of files."""
-    found = documents.at(plan, "ranks")
-    if not isinstance(found, list) or not all(
-        type(rank) is int and 0 <= rank < _MOST_RANKS for rank in found
-    ):
-        raise _unreadable()
-    return [str(rank) for rank in found[:_MOST_RANKS]]
 
 
 def _read_summary(found: object) -> dict[str, Any]:

@@ -119,23 +119,15 @@ class Table:
         ]
         keep = self._header if len(self._header) == 2 else ()  # names and values
         kept, gap = choose(self._header, needed, available, keep=keep)
-        widths = _share_out(shrink(needed, kept, available, gap), widths, kept, available, gap)
-        return kept, [widths[index] for index in kept], gap
+        found = shrink(needed, kept, available, gap)
+        for _ in range(available - _total(found, kept, gap)):  # left for those that lack most
+            lacks = max(kept, key=lambda index: widths[index] - found[index])
+            found[lacks] += widths[lacks] > found[lacks]
+        return kept, [found[index] for index in kept], gap
 
 
 def _total(widths: Sequence[int], kept: Sequence[int], gap: int) -> int:
     return sum(widths[index] for index in kept) + gap * (len(kept) - 1)
-
-
-def _share_out(
-    widths: Sequence[int], wanted: Sequence[int], kept: Sequence[int], available: int, gap: int
-) -> list[int]:
-    """Give what is left to the columns that lack most."""
-    found = list(widths)
-    for _ in range(available - _total(found, kept, gap)):
-        lacks = max(kept, key=lambda index: wanted[index] - found[index])
-        found[lacks] += wanted[lacks] > found[lacks]
-    return found
 
 
 def _format_row(cells: Row, widths: Sequence[int], gap: int) -> list[str]:

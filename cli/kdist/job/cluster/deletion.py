@@ -221,7 +221,14 @@ def delete_job(job: ClusterJob, chosen: DeleteOptions, kept: list[str]) -> Itera
     seconds = chosen.timeout
     if seconds is None:
         grace = chosen.grace_period if plan.owns_pods else None
-        seconds = _default_timeout([*pods, *strays], grace)
+        if grace is None:  # their longest one
+            periods = (
+                integer(pod, "spec", "terminationGracePeriodSeconds") for pod in (*pods, *strays)
+            )
+            grace = max(
+                (each or _DEFAULT_GRACE_SECONDS for each in periods), default=_DEFAULT_GRACE_SECONDS
+            )
+        seconds = grace + SPARE_SECONDS
     if waited := [*pods, *(strays if waits else [])]:
         dialog.notify(
             f"waiting up to {seconds:.0f} s for {len(waited)} pods of {title} to save and end "
@@ -248,13 +255,3 @@ def list_names(cluster: Cluster, selector: str = "") -> list[str]:
     names = [each[JOB_LABEL] for each in labels if JOB_LABEL in each]
     resources = cluster.list_readable(*TRAINING_JOB, selector=selector)
     return list(dict.fromkeys([*names, *(str(each["metadata"]["name"]) for each in resources)]))
-
-
-def _default_timeout(pods: Sequence[Document], grace: int | None = None) -> float:
-    """Seconds that pods may take to end: `grace`, else their longest grace period, and a margin."""
-    if grace is None:
-        periods = [integer(pod, "spec", "terminationGracePeriodSeconds") for pod in pods]
-        grace = max(
-            (each or _DEFAULT_GRACE_SECONDS for each in periods), default=_DEFAULT_GRACE_SECONDS
-        )
-    return grace + SPARE_SECONDS

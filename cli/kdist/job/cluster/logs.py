@@ -129,7 +129,8 @@ def _has_log(pod: Pod, request: LogSelection) -> bool:
     """
     if request.container is not None:
         return pod.scheduled
-    return pod.before is not None if request.previous else has_started(pod)
+    restarted = pod.before is not None
+    return restarted if request.previous else restarted or pod.running or pod.ended is not None
 
 
 def read(
@@ -182,11 +183,6 @@ def _check_container(snapshot: Snapshot, name: str | None) -> None:
             f"the pods of {snapshot.name} have no container `{name}`",
             hint=f"their containers: {', '.join(dict.fromkeys(names))}",
         )
-
-
-def has_started(pod: Pod) -> bool:
-    """Whether its container has run, so that there is a log."""
-    return pod.running or pod.ended is not None or pod.before is not None
 
 
 def _read_one(

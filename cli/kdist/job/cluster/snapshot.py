@@ -547,7 +547,11 @@ def list_snapshots(
         workloads = {
             (name, *_key(each)): each for name, task in found.items() for each in task.result()
         }
-        pods = _group_by_job(listed.result())
+        pods: dict[tuple[str, str], list[Document]] = {}
+        for pod in listed.result():
+            name = documents.label(pod, JOB_LABEL)
+            if backends.is_made_for(pod, name):
+                pods.setdefault((_key(pod)[0], name), []).append(pod)
         resources = {_key(each): each for each in listed_resources.result()}
         each = pool.map(
             lambda one: _summarize(cluster, one, workloads, pods.get(_key(one), []), resources),
@@ -584,16 +588,6 @@ def _summarize_without(
         resource=resource,
         placed=live.decided,
     )
-
-
-def _group_by_job(pods: Iterable[Document]) -> dict[tuple[str, str], list[Any]]:
-    """The pods by the namespace and the name of the job that has made them."""
-    found: dict[tuple[str, str], list[Any]] = {}
-    for pod in pods:
-        name = documents.label(pod, JOB_LABEL)
-        if backends.is_made_for(pod, name):
-            found.setdefault((_key(pod)[0], name), []).append(pod)
-    return found
 
 
 def _read_config_maps(

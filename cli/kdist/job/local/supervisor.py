@@ -136,7 +136,7 @@ class ParentDeathPipe:
             self._end = None
 
 
-_POLL_SECONDS = 0.01
+_POLL_SECONDS, _LEFT_SECONDS = 0.01, 2.0  # of killing what has outlived an agent
 
 
 def find_descendants(scratch: str) -> list[int]:
@@ -150,21 +150,6 @@ def find_descendants(scratch: str) -> list[int]:
             if mark in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return [pid for pid in found if pid != os.getpid()]
-
-
-def kill_descendants(scratch: str, *, seconds: float = 2.0) -> None:
-    """Kill the descendants of an agent that has ended.
-
-    Args:
-        scratch: scratch folder of the agent.
-        seconds: for how long to retry.
-    """
-    deadline = time.monotonic() + seconds
-    while (found := find_descendants(scratch)) and time.monotonic() < deadline:
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(_POLL_SECONDS)
 
 
 FIRST_PAUSE = 0.5  # seconds before an agent is restarted
@@ -256,8 +241,12 @@ class _Agent:
 
     def end_leftovers(self) -> None:
         """Kill processes that have outlived the agent, as the end of a container does."""
-        if scratch := self.command.environment.get(SCRATCH):
-            kill_descendants(scratch)
+        scratch, deadline = self.command.environment.get(SCRATCH), time.monotonic() + _LEFT_SECONDS
+        while scratch and (found := find_descendants(scratch)) and time.monotonic() < deadline:
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_POLL_SECONDS)
 
 
 @dataclass

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from kdist.commands import options, targets
-from kdist.job.job import Change
 
 
 @click.command()
@@ -19,18 +18,7 @@ from kdist.job.job import Change
 @options.wait_option
 @options.preview_option
 @options.output_option("table", "json")
-def command(
-    job: str | None,
-    file: str | None,
-    *,
-    fresh: bool,
-    yes: bool,
-    wait: bool,
-    dry_run: str,
-    output: str,
-    timeout: float | None,
-    **cluster_options: Any,
-) -> None:
+def command(*, fresh: bool, yes: bool, **arguments: Any) -> None:
     r"""Restart all ranks of a job from its last checkpoint.
 
     A running job saves first. A job that has failed, or that was removed after
@@ -48,6 +36,6 @@ def command(
       0 the job trains again   4 no such job   6 pods did not end or start within --timeout
       11 not confirmed
     """
-    found = targets.find(job, file, changes=True, **cluster_options)
-    said = found.restart(Change(wait, timeout, dry_run), fresh=fresh, confirmed=yes)
-    targets.tell_change(found, "restart", said, output=output, dry_run=dry_run)
+    targets.change(
+        "restart", lambda job, how: job.restart(how, fresh=fresh, confirmed=yes), **arguments
+    )

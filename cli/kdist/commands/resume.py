@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from kdist.commands import options, targets
-from kdist.job.job import Change
 
 
 @click.command()
@@ -17,17 +16,7 @@ from kdist.job.job import Change
 @options.wait_option
 @options.dry_run_option
 @options.output_option("table", "json")
-def command(
-    job: str | None,
-    file: str | None,
-    *,
-    local: bool,
-    wait: bool,
-    dry_run: str,
-    output: str,
-    timeout: float | None,
-    **cluster_options: Any,
-) -> None:
+def command(**arguments: Any) -> None:
     r"""Resume a suspended job from the step it saved.
 
     A run on this machine starts again in the background, with the command that started it.
@@ -43,6 +32,4 @@ def command(
       0 the job trains again   1 the job has finished   4 no such job
       6 the job does not train again within --timeout
     """
-    found = targets.find(job, file, local=local, changes=True, **cluster_options)
-    said = found.resume(Change(wait, timeout, dry_run))
-    targets.tell_change(found, "resume", said, output=output, dry_run=dry_run)
+    targets.change("resume", lambda job, how: job.resume(how), **arguments)

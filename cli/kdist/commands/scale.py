@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from kdist.commands import options, targets
-from kdist.job.job import Change
 
 
 @click.command()
@@ -23,17 +22,7 @@ from kdist.job.job import Change
 @options.accept_option
 @options.dry_run_option
 @options.output_option("table", "json")
-def command(
-    job: str | None,
-    file: str | None,
-    *,
-    nodes: str,
-    wait: bool,
-    dry_run: str,
-    output: str,
-    timeout: float | None,
-    **cluster_options: Any,
-) -> None:
+def command(*, nodes: str, **arguments: Any) -> None:
     r"""Change the number of nodes of a job while it runs.
 
     New nodes join together, at a step that all ranks have saved; nodes that leave save first. No
@@ -50,6 +39,4 @@ def command(
     Exit codes:
       0 scaled   2 wrong usage   4 no such job   6 nodes did not join or leave within --timeout
     """
-    found = targets.find(job, file, changes=True, **cluster_options)
-    said = found.scale(nodes, Change(wait, timeout, dry_run))
-    targets.tell_change(found, "scale", said, output=output, dry_run=dry_run)
+    targets.change("scale", lambda job, how: job.scale(nodes, how), **arguments)

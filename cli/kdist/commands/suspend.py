@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from kdist.commands import options, targets
-from kdist.job.job import Change
 
 
 @click.command()
@@ -17,17 +16,7 @@ from kdist.job.job import Change
 @options.wait_option
 @options.dry_run_option
 @options.output_option("table", "json")
-def command(
-    job: str | None,
-    file: str | None,
-    *,
-    local: bool,
-    wait: bool,
-    dry_run: str,
-    output: str,
-    timeout: float | None,
-    **cluster_options: Any,
-) -> None:
+def command(**arguments: Any) -> None:
     r"""Save a job's state and stop it; `resume` continues it.
 
     Every pod receives SIGTERM, saves the current step, and ends, which frees its resources;
@@ -45,6 +34,4 @@ def command(
       0 suspended   1 the job has finished, or could not save   4 no such job
       6 its pods did not end within --timeout
     """
-    found = targets.find(job, file, local=local, changes=True, **cluster_options)
-    said = found.suspend(Change(wait, timeout, dry_run))
-    targets.tell_change(found, "suspend", said, output=output, dry_run=dry_run)
+    targets.change("suspend", lambda job, how: job.suspend(how), **arguments)

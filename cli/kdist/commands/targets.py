@@ -4,7 +4,7 @@ of `options.cluster_options`. Not a command itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from kdist.commands.confirmation import approve, confirm
 from kdist.commands.options import NOT_HERE, find_place
 from kdist.errors import InvalidJobError, Problem, UsageError
 from kdist.job import find as finder
-from kdist.job.job import Dialog, Job
+from kdist.job.job import Change, Dialog, Job
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -76,8 +76,21 @@ def connect(*, namespace: str | None = None, context: str | None = None, **how: 
     return place.connect(dialog=DIALOG, **how)
 
 
-def tell_change(found: Job, verb: str, said: str, *, output: str, dry_run: str) -> None:
-    """Print what a change of a job has come to: its sentence, or a document with it."""
+def change(
+    verb: str,
+    run: Callable[[Job, Change], str],
+    *,
+    wait: bool,
+    timeout: float | None,
+    dry_run: str,
+    output: str,
+    **how: Any,
+) -> None:
+    """Change the job that `find` finds, and print what that has come to: the sentence that `run`
+    returns, or a document with it. Takes the arguments of `find` too.
+    """
+    found = find(**how, changes=True)
+    said = run(found, Change(wait, timeout, dry_run))
     if output == "table":
         console.result(said)
         return

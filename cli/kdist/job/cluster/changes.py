@@ -41,7 +41,11 @@ def restart(target: AppliedJob, how: Change, *, fresh: bool, confirmed: bool) ->
             f"Restart {target.name} in namespace {target.namespace} at step 0? Its checkpoints are "
             "archived.",
         )
-    return target.changes.restart(how, fresh=fresh)
+    target, moved = target.changes.restart(how, fresh=fresh)
+    done = f"{target.name} restarted" + (f"; its old checkpoints are in {moved}" if moved else "")
+    if not how.wait:
+        return f"{done}. Next: {target.command('status', '-w')}"
+    return f"{done}{suspend.wait_until_running(target, timeout=how.timeout)}"
 
 
 @dataclass(frozen=True)
@@ -146,8 +150,10 @@ class DirectChanges:
             wanted, [one for one in manifests if applied.is_workload(wanted, one)]
         )
 
-    def restart(self, how: Change, *, fresh: bool) -> str:
-        """Restart the job. The workload of one that has finished is made again."""
+    def restart(self, how: Change, *, fresh: bool) -> tuple[AppliedJob, str | None]:
+        """Restart the job. The workload of one that has finished is made again. Returns the job as
+        it is then, and where its old checkpoints are.
+        """
         target, notify = self.target, self.target.dialog.notify
         workload = _workload(target)
         state = target.backend.read(workload) if workload else None
@@ -187,12 +193,7 @@ class DirectChanges:
             deploy.request_start(target.cluster, target.owner, target.job)
             self._resume()
         self.record(None)
-        done = f"{target.name} restarted" + (
-            f"; its old checkpoints are in {moved}" if moved else ""
-        )
-        if not how.wait:
-            return f"{done}. Next: {target.command('status', '-w')}"
-        return f"{done}{suspend.wait_until_running(target, timeout=how.timeout)}"
+        return target, moved
 
 
 @dataclass(frozen=True)
@@ -250,9 +251,9 @@ class ControllerChanges:
             spec = {"replicas": most if most < high else None}
         self._change(spec, dry_run=dry_run)
 
-    def restart(self, how: Change, *, fresh: bool) -> str:
+    def restart(self, how: Change, *, fresh: bool) -> tuple[AppliedJob, str | None]:
         """Restart the job: the controller does it once `restartedAt` has changed. To archive its
-        checkpoints, the job is suspended meanwhile.
+        checkpoints, the job is suspended meanwhile. Returns as `DirectChanges.restart`.
         """
         target, notify = self.target, self.target.dialog.notify
         rbac.require(target.cluster, [*self.rights, *(checkpoints.RIGHTS if fresh else ())])
@@ -264,16 +265,12 @@ class ControllerChanges:
         leaving = [pod for pod in target.pods() if not pod.over]
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         self._change({"restartedAt": now, "suspend": False})
-        done = f"{target.name} restarted" + (
-            f"; its old checkpoints are in {moved}" if moved else ""
-        )
-        if not how.wait:
-            return f"{done}. Next: {target.command('status', '-w')}"
-        exits = suspend.wait_for_pods(target, leaving, timeout=how.timeout)
-        if exits.step is not None:
-            notify(describe_saved([exits.step]))
-        target = _wait_for_objects(target, now)
-        return f"{done}{suspend.wait_until_running(target, timeout=how.timeout)}"
+        if how.wait:
+            exits = suspend.wait_for_pods(target, leaving, timeout=how.timeout)
+            if exits.step is not None:
+                notify(describe_saved([exits.step]))
+            target = _wait_for_objects(target, now)
+        return target, moved
 
 
 def _wait_for_objects(target: AppliedJob, restarted_at: str) -> AppliedJob:

@@ -9,10 +9,10 @@ before a TrainingJob is sent: the controller would not accept it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kdist.deploy.plan import Plan
 from kdist.errors import Code, KdistError
@@ -47,12 +47,8 @@ def check_pod_admission(cluster: Cluster, plan: Plan, warned: tuple[str, ...]) -
     template = next(templates, None)
     if template is None:
         return
-    # The job's service account does not exist yet; a pod without one gets the namespace's default.
-    spec = {key: value for key, value in template["spec"].items() if key != "serviceAccountName"}
-    labels = (template.get("metadata") or {}).get("labels") or {}
-    metadata = {"name": f"{plan.job.metadata.name}-dry-run", "labels": labels}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     try:
+        pod = make_trial_pod(f"{plan.job.metadata.name}-dry-run", template)
         cluster.send_create(pod, dry_run=True, retry=False)
         return
     except KdistError as error:
@@ -63,6 +59,15 @@ def check_pod_admission(cluster: Cluster, plan: Plan, warned: tuple[str, ...]) -
     warning = None if may else next(filter(None, map(_VIOLATION.search, warned)), None)
     if warning is not None and _find_enforced(cluster) == warning["level"]:
         raise _refuse(cluster, warning)
+
+
+def make_trial_pod(name: str, template: Mapping[str, Any]) -> dict[str, Any]:
+    """The pod of a rendered template, for a dry run. The job's service account does not exist yet;
+    a pod without one gets the namespace's default.
+    """
+    spec = {key: value for key, value in template["spec"].items() if key != "serviceAccountName"}
+    metadata = {"name": name, "labels": documents.mapping(template, "metadata", "labels")}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def _find_enforced(cluster: Cluster) -> str:

@@ -83,13 +83,20 @@ def _find(cluster: Cluster, name: str) -> list[Manifest]:
     listed.
     """
     kinds = [each for each in DEPENDENT_KINDS if each[1] != CLAIM]
-    fetch = partial(cluster.list_readable, selector=job_selector(name), metadata_only=True)
+    ours = _list(cluster, name, kinds, selector=job_selector(name), metadata_only=True)
+    return [each for each in ours if (each.kind, each.name) != ("ConfigMap", name)]
+
+
+def _list(
+    cluster: Cluster, name: str, kinds: Sequence[tuple[str, str]], **how: Any
+) -> list[Manifest]:
+    """The job's objects of these kinds, as far as they may be listed."""
+    fetch = partial(cluster.list_readable, **how)
     with ThreadPoolExecutor(len(kinds)) as pool:
         listed = [
             Manifest(each) for found in pool.map(fetch, *zip(*kinds, strict=True)) for each in found
         ]
-    ours = [each for each in listed if find_owner(each.document) == name]
-    return [each for each in ours if (each.kind, each.name) != ("ConfigMap", name)]
+    return [each for each in listed if find_owner(each.document) == name]
 
 
 def _change(
@@ -136,19 +143,11 @@ def find_leftovers(cluster: Cluster, plan: Plan) -> list[Manifest]:
         return []
     name = plan.job.metadata.name
     planned = {(each.kind, each.name) for each in plan.manifests}
-    fetch = partial(cluster.list_readable, selector=f"{job_selector(name)},{MANAGED_BY}=kdist")
-    with ThreadPoolExecutor(len(_KINDS)) as pool:
-        listed = [
-            Manifest(each)
-            for found in pool.map(fetch, *zip(*_KINDS, strict=True))
-            for each in found
-        ]
+    ours = _list(cluster, name, _KINDS, selector=f"{job_selector(name)},{MANAGED_BY}=kdist")
     left = [
         each
-        for each in listed
-        if (each.kind, each.name) not in planned
-        and find_owner(each.document) == name
-        and not find_others(each.document, name)
+        for each in ours
+        if (each.kind, each.name) not in planned and not find_others(each.document, name)
     ]
     if not left:
         return []

@@ -145,7 +145,6 @@ def check_operators(cluster: Cluster) -> Iterator[Finding]:
             yield missing(title, taken, f"kubectl -n {home} describe deployment {name}")
 
 
-_ENFORCE = "pod-security.kubernetes.io/enforce"
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 # Parts of the names of provisioners whose volumes many nodes can write to.
 _SHARED = (
@@ -166,6 +165,8 @@ _SHARED = (
 
 def check_namespace(cluster: Cluster) -> Iterator[Finding]:
     """Whether the namespace exists, and its Pod Security level."""
+    from kdist.deploy.admission import ENFORCE
+
     name = cluster.namespace
     try:
         found = cluster.get("v1", "Namespace", name)
@@ -175,11 +176,8 @@ def check_namespace(cluster: Cluster) -> Iterator[Finding]:
     except ApiError as error:
         yield unknown("namespace", f"{name}: {error}")
         return
-    level = (found["metadata"].get("labels") or {}).get(_ENFORCE, "")
-    yield ok(
-        "namespace",
-        f"{name}: Pod Security {level or 'enforces nothing'}, and kdist's pods meet `restricted`",
-    )
+    level = documents.label(found, ENFORCE) or "enforces nothing"
+    yield ok("namespace", f"{name}: Pod Security {level}, and kdist's pods meet `restricted`")
 
 
 def check_pod_is_admitted(cluster: Cluster) -> Iterator[Finding]:
@@ -205,7 +203,8 @@ def check_pod_is_admitted(cluster: Cluster) -> Iterator[Finding]:
 
 
 def make_pod() -> dict[str, Any]:
-    """The rendered pod of a small job, without its service account, which does not exist yet."""
+    """The rendered pod of a small job."""
+    from kdist.deploy.admission import make_trial_pod
     from kdist.render import Placement, find_pods, render
     from kdist.spec import TrainingJob, job_document
 
@@ -216,18 +215,9 @@ def make_pod() -> dict[str, Any]:
         train={"workload": "digits", "epochs": 1},
     )
     job = TrainingJob.model_validate(document, by_alias=True, by_name=False)
-    pod = next(
-        pod
-        for each in render(job, Placement("job", "c10d", "doctor"))
-        for pod in find_pods(each.document)
-    )
-    spec = {key: value for key, value in pod["spec"].items() if key != "serviceAccountName"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "kdist-doctor", **pod["metadata"]},
-        "spec": spec,
-    }
+    objects = render(job, Placement("job", "c10d", "doctor"))
+    pod = next(pod for each in objects for pod in find_pods(each.document))
+    return make_trial_pod("kdist-doctor", pod)
 
 
 def check_quota(cluster: Cluster) -> Iterator[Finding]:

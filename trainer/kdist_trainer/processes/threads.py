@@ -17,31 +17,17 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
 from kdist_trainer import log
+from kdist_trainer.processes.thread_errors import OnError, call
 
 T = TypeVar("T")
 
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 5.0
 _SHOWN_LINES = 12
 _START_SECONDS, _RETRY_SECONDS = 10.0, 0.1
-
-
-class OnError(StrEnum):
-    """What follows when a thread's function raises."""
-
-    RESTART = "it starts again"
-    """The function is called again after a pause: for a loop on which a training or its supervision
-    depends.
-    """
-    EXIT = "the process ends"
-    """For a thread that the process cannot do without, and whose function cannot be repeated."""
-    REPORT = "nothing else ends"
-    """For a thread that a training can do without, or whose caller hears of the error."""
 
 
 def start_thread(run: Callable[[], object], *, name: str, on_error: OnError) -> threading.Thread:
@@ -56,8 +42,9 @@ def start_thread(run: Callable[[], object], *, name: str, on_error: OnError) -> 
         RuntimeError: If the system has had no thread left for a while.
     """
     deadline = time.monotonic() + _START_SECONDS
+    told = (run, name, on_error, _report)
     while True:
-        thread = threading.Thread(target=_run, args=(run, name, on_error), name=name, daemon=True)
+        thread = threading.Thread(target=call, args=told, name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError:  # no thread is left: the script, or a neighbour, has them
@@ -66,27 +53,6 @@ def start_thread(run: Callable[[], object], *, name: str, on_error: OnError) -> 
             time.sleep(_RETRY_SECONDS)
         else:
             return thread
-
-
-def _run(run: Callable[[], object], name: str, on_error: OnError) -> None:
-    pause = _FIRST_PAUSE_SECONDS
-    while True:
-        started = time.monotonic()
-        try:
-            run()
-        except BaseException as error:  # noqa: BLE001 - also SystemExit, which a thread hides
-            with suppress(Exception):  # memory may be used up: it goes on without a line
-                _report(error, name, on_error)
-            if on_error is OnError.EXIT:
-                os._exit(1)
-            if on_error is OnError.REPORT:
-                return
-        else:
-            return
-        if time.monotonic() - started > 2 * _MAX_PAUSE_SECONDS:
-            pause = _FIRST_PAUSE_SECONDS
-        time.sleep(pause)
-        pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
 
 def _report(error: BaseException, name: str, on_error: OnError) -> None:

@@ -282,13 +282,10 @@ class JobOwner:
     makers: frozenset[str] = frozenset()
 
     def owns(self, document: Mapping[str, Any], kind: str = "") -> bool:
-        """Whether an object is the job's: what was created for it bears its mark and, with a
-        TrainingJob, its uid as an owner. Claims outlive the TrainingJob, and pods of ours
-        that only read have none, so their mark is enough. Other pods are controlled by a maker.
-
-        Args:
-            document: the object.
-            kind: of the object, if the document does not say it.
+        """Whether an object is the job's, of `kind` if the document does not say it: what was
+        created for it bears its mark and, with a TrainingJob, its uid as an owner. Claims outlive
+        the TrainingJob, and pods of ours that only read have none, so their mark is enough. Other
+        pods are controlled by a maker.
         """
         kind = kind or str(document.get("kind") or "")
         metadata = document.get("metadata") or {}

@@ -56,11 +56,8 @@ def age(value: float) -> str:
 
 
 def moment(unix: float, now: float | None = None) -> str:
-    """A time in the local zone: `10:44:05` where the day is today, `2026-11-23 10:44:05` otherwise.
-
-    Args:
-        unix: unix seconds.
-        now: unix seconds of the present; the clock's by default.
+    """Unix seconds as a time in the local zone: `10:44:05` where the day is that of `now`, the
+    clock's by default, otherwise `2026-11-23 10:44:05`.
     """
     at = datetime.fromtimestamp(unix)
     today = datetime.fromtimestamp(time.time() if now is None else now).date()

@@ -64,10 +64,6 @@ class JobObjects:
 
     All methods raise `ForeignError` for an object that is somebody else's, and `KdistError` for one
     that no job of this owner may have; nothing is sent then. `ApiError` is the server's refusal.
-
-    Args:
-        cluster: the cluster.
-        owner: the job.
     """
 
     def __init__(self, cluster: Objects, owner: JobOwner) -> None:
@@ -311,11 +307,6 @@ def find_makers(cluster: Objects, backend: Backend, workload: Mapping[str, Any])
     """The uids of a job's own workload, and of the objects that it has created to make the pods.
 
     An object of such a name that the workload has not created is none, nor what comes after it.
-
-    Args:
-        cluster: the cluster.
-        backend: the kind of the workload.
-        workload: the workload, which is the job's own.
     """
     metadata = workload["metadata"]
     owner, found = str(metadata["uid"]), {str(metadata["uid"])}

@@ -384,12 +384,7 @@ def _finish(ended: RunEnded, arguments: str, *, output: str, propagate: bool) ->
 
 
 def exit_code(ended: RunEnded, *, propagate: bool) -> int:
-    """Return the exit code of `kdist run`.
-
-    Args:
-        ended: how the job ended.
-        propagate: whether to return the trainer's own code, with 128 + N for signal N.
-    """
+    """The exit code of `kdist run`; with `propagate` the trainer's, with 128 + N for signal N."""
     if propagate:
         return 128 - ended.outcome.code if ended.outcome.code < 0 else ended.outcome.code
     if ended.outcome.kind == "done":

@@ -41,16 +41,9 @@ def find(
     local: bool = False,
     **how: Any,
 ) -> Found:
-    """The job that the arguments refer to. Takes the arguments of `kdist.job.find.find` too, and
-    raises as that and `refer` do.
-
-    Args:
-        job: NAME, a run folder, or a job file; or what they refer to.
-        file: a job file, from `-f`.
-        namespace: from `-n`.
-        context: from `--context`.
-        local: from `--local`.
-        **how: to find it.
+    """The job that the arguments refer to: NAME, a run folder or a job file, or what they refer to,
+    and the values of `-f`, `-n`, `--context` and `--local`. Takes the arguments of
+    `kdist.job.find.find` too, and raises as that and `refer` do.
     """
     invocation = click.get_current_context()
     offers_local = any(each.name == "local" for each in invocation.command.params)

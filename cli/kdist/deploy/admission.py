@@ -30,18 +30,11 @@ _VIOLATION = re.compile(r'violates? PodSecurity "(?P<level>[^":]+)[^"]*": (?P<wh
 
 
 def check_pod_admission(cluster: Cluster, plan: Plan, warned: tuple[str, ...]) -> None:
-    """Create a pod of the job in a server-side dry run.
+    """Create a pod of the job in a server-side dry run. Raises `KdistError` if Pod Security rejects
+    it.
 
     Only rejections by Pod Security count: quotas and webhooks may change their mind. For a user who
     may not create pods, the server's warnings about the workload are used instead.
-
-    Args:
-        cluster: the cluster.
-        plan: the job.
-        warned: the server's warnings about the job's objects.
-
-    Raises:
-        KdistError: Pod Security rejects the pod.
     """
     templates = (pod for each in plan.manifests for pod in find_pods(each.document))
     template = next(templates, None)
@@ -93,16 +86,10 @@ _UNBORN = "-"  # stands for the uid of a TrainingJob that is not created yet
 
 
 def check_names(cluster: Cluster, owner: JobOwner, manifests: Iterable[Manifest]) -> None:
-    """Look for each of the objects that the controller will create. Those of an earlier TrainingJob
-    of the name are left out: they are garbage-collected.
-
-    Args:
-        cluster: the cluster.
-        owner: the TrainingJob; without a uid it is a new one.
-        manifests: the objects.
-
-    Raises:
-        ForeignError: some exist, and are not the job's; it names all of them.
+    """Look for each of the objects that the controller will create for the TrainingJob, a new one
+    if `owner` has no uid. Those of an earlier TrainingJob of the name are left out: they are
+    garbage-collected. Raises `ForeignError`, which names all of them, if some exist and are not the
+    job's.
     """
     owner = replace(owner, uid=owner.uid or _UNBORN)
 

@@ -199,17 +199,11 @@ _DERIVED = (("ConfigMap", RENDEZVOUS_SUFFIX), (CLAIM, "-checkpoints"))
 
 
 def find_objects(cluster: Cluster, name: str) -> tuple[list[Manifest], list[Manifest]]:
-    """Find the job's objects, and foreign ones that have its label or one of its names.
+    """Find the job's objects, and foreign ones that have its label or one of its names, both in the
+    order of deletion.
 
     Objects that are garbage-collected with another owner are left out, such as the runtime of a
     TrainJob.
-
-    Args:
-        cluster: the cluster to search.
-        name: of the job.
-
-    Returns:
-        The job's objects and the foreign ones, both in the order of deletion.
     """
     backend = annotation(cluster.look_up("v1", "ConfigMap", name), BACKEND)
     own = backends.get(backend).kind if backend in backends.NAMES else ""

@@ -31,14 +31,8 @@ def lock_packages(
     job: TrainingJob, before: Mapping[str, Any] | None
 ) -> tuple[TrainingJob, list[str]]:
     """The job with a lock of its packages, if it installs any and has none, and a warning where
-    that cannot be made.
-
-    Args:
-        job: the job.
-        before: `spec.install` of the job as it was last applied; None if there is none.
-
-    Raises:
-        KdistError: the packages exclude each other, or the index does not have one.
+    that cannot be made. `before` is `spec.install` as it was last applied, or None. Raises
+    `KdistError` if the packages exclude each other, or the index does not have one.
     """
     install = job.spec.install
     if install is None or install.lock:

@@ -369,13 +369,8 @@ class Listing:
             self._leave_out(error)
 
     def read(self, *, strict: bool = True) -> list[Listed]:
-        """The named jobs, or all if there are no names.
-
-        Args:
-            strict: fail for a name without a job.
-
-        Raises:
-            JobNotFoundError: a named job does not exist, and `strict` is set.
+        """The named jobs, or all if there are no names. Raises `JobNotFoundError` for a name
+        without a job if `strict` is set.
         """
         every = self._read_cluster()
         if self.here:

@@ -236,18 +236,10 @@ class Job(Protocol):
         """
 
     def wait(self, goal: str, *, timeout: float | None) -> JobStatus | None:
-        """Wait until it reaches one of `goals.GOALS`.
-
-        Args:
-            goal: its name.
-            timeout: in seconds; None waits forever.
-
-        Returns:
-            The status in which the job reached the goal; None if it is deleted.
-
-        Raises:
-            KdistError: the job ended otherwise (JOB_FAILED, JOB_CANCELLED), or did not reach the
-                goal in time (TIMEOUT).
+        """Wait until it reaches a goal, one of `goals.GOALS`, for `timeout` seconds, or for ever
+        without one. Returns the status in which the job reached it; None if it is deleted. Raises
+        `KdistError` if the job ended otherwise (JOB_FAILED, JOB_CANCELLED), or did not reach the
+        goal in time (TIMEOUT).
         """
 
     def samples(self) -> Mapping[str, AgentSample]:
@@ -308,17 +300,10 @@ class Job(Protocol):
         """
 
     def export_weights(self, file: Path, *arguments: str) -> dict[str, Any]:
-        """Write the weights of a checkpoint to a file, completely or not at all.
-
-        Args:
-            file: to write.
-            *arguments: `--step STEP` for another checkpoint than the newest, `--ema` for averages.
-
-        Returns:
-            A description of the file's content.
-
-        Raises:
-            KdistError: the weights cannot be read or written.
+        """Write the weights of a checkpoint to a file, completely or not at all; returns a
+        description of the file's content. `arguments` are `--step STEP` for another checkpoint than
+        the newest, and `--ema` for averages. Raises `KdistError` if the weights cannot be read or
+        written.
         """
 
     def exec(
@@ -349,11 +334,7 @@ class Job(Protocol):
     def forward(
         self, ports: Sequence[tuple[int, int]], *, rank: int | None, pod: str
     ) -> Iterator[Forward]:
-        """Forward ports, and yield each once it listens. When the pod is replaced, the same ports
-        lead to its successor; it ends when the iterator is closed.
-
-        Args:
-            ports: (local, remote), where a local port of 0 means a free one.
-            rank: as for `exec`.
-            pod: as for `exec`.
+        """Forward ports, each (local, remote) with 0 for a free local one, to a pod that is chosen
+        as by `exec`, and yield each once it listens. When the pod is replaced, the same ports lead
+        to its successor; it ends when the iterator is closed.
         """

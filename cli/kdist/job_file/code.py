@@ -57,13 +57,8 @@ class _Field(NamedTuple):
 
 
 def check_code(tree: YamlNode, job: TrainingJob, *, base: Path, use: Use) -> list[Problem]:
-    """Every problem of the code and data that a job names.
-
-    Args:
-        tree: the job file, for positions.
-        job: the job.
-        base: folder that the job's relative paths start from.
-        use: what the job is read for.
+    """Every problem of the code and data that a job names, by paths that start from `base`; `use`
+    is what the job is read for.
     """
     problems: list[Problem] = []
     for field, found in _checks(tree, job, base, use):

@@ -126,11 +126,8 @@ def _listed(names: list[str], *, all_names: bool) -> str:
 
 
 def find_code(job: TrainingJob, base: Path) -> CodeFolder | None:
-    """What is sent of the job's code folder; None if the job has none.
-
-    Args:
-        job: the job.
-        base: folder that `spec.code` is relative to.
+    """What is sent of the job's code folder, a path that starts from `base`; None if the job has
+    none.
 
     Raises:
         UsageError: there is no such folder, or it cannot be read.
@@ -321,12 +318,8 @@ _VARIABLE: Final = re.compile(r"(?i)(?:^|_)(?:KEY|TOKEN)$|SECRET|PASSWORD|PASSWD
 
 
 def find_warnings(tree: YamlNode, job: TrainingJob, *, base: Path) -> Iterator[Problem]:
-    """What looks like a credential and is not in a Secret, each with its place in the job file.
-
-    Args:
-        tree: the job file, for positions.
-        job: the job.
-        base: folder that the job's relative paths start from.
+    """What looks like a credential and is not in a Secret, each with its place in the job file,
+    whose relative paths start from `base`.
     """
     yield from _in_environment(tree, ())
     try:

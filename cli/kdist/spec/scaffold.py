@@ -107,17 +107,8 @@ def read_code(template: str) -> dict[str, str]:
 
 
 def write(template: str, *, schema: str = reference.SCHEMA_ID) -> str:
-    """Render a template of `TEMPLATES` as the text of a job file.
-
-    Args:
-        template: its name.
-        schema: URL or path of the JSON Schema by which editors check the file.
-
-    Returns:
-        The text.
-
-    Raises:
-        KeyError: there is no such template.
+    """Render a template of `TEMPLATES` as the text of a job file, which names the URL or path of
+    the JSON Schema by which editors check it. Raises `KeyError` if there is no such template.
     """
     head = [
         f"# yaml-language-server: $schema={schema}",

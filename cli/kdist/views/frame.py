@@ -38,11 +38,8 @@ class RankTable:
     keep: Sequence[str] = ()
 
     def render(self, width: int, max_rows: int) -> list[Text]:
-        """Format the table.
-
-        Args:
-            width: columns of the terminal.
-            max_rows: ranks to show; the others are counted in a last line.
+        """Format the table for a terminal of so many columns; ranks beyond `max_rows` are counted
+        in a last line.
         """
         shown = choose_rows(self.rows, max_rows)
         lines = [[Text(name) for name in self.header], *shown]
@@ -255,11 +252,8 @@ def _render_numbers(view: JobView, width: int) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw values as a row of bars, the newest on the right.
-
-    Args:
-        values: finite values.
-        width: maximum number of bars; of more values, each bar is the mean of several.
+    """Draw finite values as a row of at most `width` bars, the newest on the right; of more values,
+    each bar is the mean of several.
     """
     if not values or width < 1:
         return ""

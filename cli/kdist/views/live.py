@@ -35,11 +35,8 @@ _LOCAL_HEADER = ("NODE", "RANK", "STATE", "STEP", "STEP TIME", "BUSY", "HEARTBEA
 
 
 def from_progress(progress: Progress, *, hint: str = "") -> JobView:
-    """Build the view of a job that this process runs.
-
-    Args:
-        progress: state of the job.
-        hint: how to stop the job, shown while it does not wait for anything.
+    """Build the view of a job that this process runs; `hint` says how to stop the job, and is shown
+    while it does not wait for anything.
     """
     now = progress.clock()
     slow = _find_slow(rank for node in progress.nodes.values() for rank in node.ranks)
@@ -72,14 +69,9 @@ def from_progress(progress: Progress, *, hint: str = "") -> JobView:
 def from_status(
     status: JobStatus, cause: Diagnosis, history: StepHistory, *, now: float, gap: str = ""
 ) -> JobView:
-    """Build the view of a job that another process runs: on a cluster, or on this machine.
-
-    Args:
-        status: the job at one moment.
-        cause: why it is in that state.
-        history: steps and losses so far, these included.
-        now: unix time.
-        gap: what is missing from the status, in a sentence.
+    """Build the view of a job that another process runs: on a cluster, or on this machine. The
+    history has its present step and loss; `gap` is a sentence about what is missing from the
+    status.
     """
     rows = _pod_rows(status)
     saved_at = status.last_checkpoint_time
@@ -200,14 +192,7 @@ class TopFrame:
         rows: Sequence[RankBreakdown],
         rank: int | None,
     ) -> None:
-        """Draw these rows.
-
-        Args:
-            name: name of the job.
-            now: the newest sample of each agent.
-            rows: one row per rank.
-            rank: the only rank to show; None for all.
-        """
+        """Draw these rows, or only that of `rank`."""
         self._headline = top.headline(name, now)
         self._rows = metrics.select_rows(rows, rank)
         self._slow = list(metrics.describe_slow(rows))

@@ -90,13 +90,7 @@ def headline(name: str, now: Mapping[str, AgentSample]) -> str:
 def to_document(
     name: str, now: Mapping[str, AgentSample], rows: Sequence[RankBreakdown]
 ) -> dict[str, Any]:
-    """Return the table for programs.
-
-    Args:
-        name: name of the job.
-        now: the newest sample of each agent.
-        rows: one row per rank.
-    """
+    """Return the table for programs."""
     names = (
         "step",
         "target_steps",

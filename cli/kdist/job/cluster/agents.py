@@ -44,16 +44,9 @@ def fetch_samples(
     metrics: bool = False,
     timeout: float | None = None,
 ) -> dict[str, AgentSample]:
-    """Poll the agents of the running pods once.
-
-    Args:
-        target: the job.
-        pods: its pods.
-        metrics: fetch `/metrics` too.
-        timeout: seconds for one response; None for the default of `AgentClient`.
-
-    Returns:
-        The sample of each agent that answered, by its pod.
+    """Poll the agents of the running pods once, with `metrics` for `/metrics` too. Each has
+    `timeout` seconds to answer, by default those of `AgentClient`. Returns the sample of each agent
+    that answered, by its pod.
     """
     running = [pod.name for pod in pods if pod.running]
     if not running:
@@ -94,13 +87,8 @@ def _find_missing(cluster: Cluster) -> list[Right]:
 
 
 def _describe_lack(cluster: Cluster, silent: int, missing: Sequence[Right]) -> str:
-    """A sentence about the rights that would reach agents which do not answer, and the role that
-    has them; empty if the user has them all.
-
-    Args:
-        cluster: the cluster.
-        silent: how many agents do not answer.
-        missing: the rights that the user lacks.
+    """A sentence about the missing rights that would reach the `silent` agents, those which do not
+    answer, and the role that has them; empty if the user has them all.
     """
     if not missing or not silent:
         return ""
@@ -114,12 +102,8 @@ def _describe_lack(cluster: Cluster, silent: int, missing: Sequence[Right]) -> s
 
 
 def choose_pod(target: AppliedJob, *, rank: int | None = None, pod: str = "") -> Pod:
-    """Select a running pod of the job.
-
-    Args:
-        target: the job.
-        rank: the pod that runs this rank; rank 0 if neither this nor `pod` is given.
-        pod: the pod of this name.
+    """Select a running pod of the job: the one of the name `pod`, or the one that runs `rank`; rank
+    0 if neither is given.
 
     Raises:
         UsageError: both `rank` and `pod` are given.
@@ -151,15 +135,8 @@ def choose_pod(target: AppliedJob, *, rank: int | None = None, pod: str = "") ->
 
 
 def wait_for_pod(target: AppliedJob, *, rank: int | None = None, pod: str = "") -> Pod:
-    """Wait until there is a pod that `choose_pod` selects, however long that takes.
-
-    Args:
-        target: the job.
-        rank: as in `choose_pod`.
-        pod: as in `choose_pod`.
-
-    Raises:
-        KdistError: the job has finished or is suspended.
+    """Wait until there is a pod that `choose_pod` selects, however long that takes. Raises
+    `KdistError` if the job has finished or is suspended.
     """
     while True:
         state = target.state()

@@ -275,12 +275,7 @@ def _validate(document: Document, name: str, verb: str) -> TrainingJob:
 
 
 def render_objects(target: AppliedJob, *, suspended: bool = False) -> list[Manifest]:
-    """Render all objects of the job again, with the files of `spec.code` that were applied last.
-
-    Args:
-        target: the job.
-        suspended: whether the workload is to be suspended.
-    """
+    """Render all objects of the job again, with the files of `spec.code` that were applied last."""
     sent = target.job.spec.code is not None and target.job.spec.code.path is not None
     code = read_code(target) if sent else None
     rendered = render.render(target.job, replace(target.placement, suspended=suspended, code=code))

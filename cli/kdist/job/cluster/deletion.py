@@ -192,15 +192,8 @@ def _find_makers(cluster: Cluster, document: Document) -> frozenset[str]:
 
 
 def delete_job(job: ClusterJob, chosen: DeleteOptions, kept: list[str]) -> Iterator[str]:
-    """Delete a job, and yield the title of each object as it goes. See `Job.plan_deletion`.
-
-    Args:
-        job: the job.
-        chosen: how.
-        kept: receives sentences about what stays.
-
-    Raises:
-        JobNotFoundError: there is none.
+    """Delete a job, and yield the title of each object as it goes; `kept` receives sentences about
+    what stays. See `Job.plan_deletion`. Raises `JobNotFoundError` if there is none.
     """
     title, dialog, plan = job.name, job.dialog, _Plan.find(job, chosen)
     for each in plan.foreign:

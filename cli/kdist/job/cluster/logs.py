@@ -140,16 +140,8 @@ def read(
     *,
     notify: Notify = lambda _: None,
 ) -> Iterator[PodLine]:
-    """Yield the lines that exist now, of all pods in the order of their times.
-
-    Args:
-        cluster: the cluster.
-        snapshot: of the job.
-        request: which logs.
-        notify: receives a message if not all pods can be shown.
-
-    Raises:
-        NotFoundError: there is no log yet.
+    """Yield the lines that exist now, of all pods in the order of their times; `notify` hears if
+    not all pods can be shown. Raises `NotFoundError` if there is no log yet.
     """
     _check_container(snapshot, request.container)
     chosen = _choose(snapshot.status.pods, request)
@@ -382,12 +374,7 @@ class Follower:
 
     def _read(self, pod: Pod, reading: _Reading, known: int) -> None:
         """Put the pod's new lines into the queue: of the previous container instance, then of the
-        current one. Runs in a thread of its own.
-
-        Args:
-            pod: the pod.
-            reading: its progress.
-            known: number of restarts up to which the log has been read.
+        current one. Runs in a thread of its own. The log has been read up to the restart `known`.
         """
         try:
             # Another container may have started since the last snapshot.
@@ -521,16 +508,9 @@ def are_kept(target: AppliedJob) -> bool:
 def fetch(
     target: AppliedJob, folder: Path, *, generation: int | None, notify: Notify
 ) -> dict[str, Path]:
-    """Copy what is kept of each node's log to a file in `folder`.
-
-    Args:
-        target: the job.
-        folder: an existing folder.
-        generation: only this one; None for the last one of which there is something.
-        notify: receives a message if a helper pod is needed.
-
-    Returns:
-        The file of each node.
+    """Copy what is kept of each node's log to a file in `folder`, which exists; returns the file of
+    each node. Without a generation the last one counts of which there is something. `notify`
+    receives a message if a helper pod is needed.
 
     Raises:
         NotFoundError: nothing is kept, or nothing of this generation.

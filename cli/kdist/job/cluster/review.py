@@ -193,11 +193,6 @@ def keep_immutable(
 
     The ConfigMap with `train.json` stays the one that the workload mounts: the job may have been
     applied by another version of kdist, with other fields.
-
-    Args:
-        target: the job.
-        manifests: its objects as rendered now.
-        workload: its workload as it is in the cluster.
     """
     prefix = f"{target.name}-train-"
     mounted = {

@@ -99,14 +99,8 @@ _KINDS = (
 
 
 def is_about(event: Document, name: str, pods: Iterable[Document], claims: Collection[str]) -> bool:
-    """Whether an event is about an object of a job. Names decide, because an event outlives its
-    object.
-
-    Args:
-        event: the event.
-        name: of the job.
-        pods: the job's pods.
-        claims: names of its volume claims.
+    """Whether an event is about an object of a job: of this name, its pods and the claims of these
+    names. Names decide, because an event outlives its object.
     """
     kind, about = (
         documents.text(event, "involvedObject", "kind"),

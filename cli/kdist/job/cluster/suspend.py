@@ -91,15 +91,8 @@ def suspend(target: AppliedJob, how: Change) -> str:
 
 
 def wait_for_pods(target: AppliedJob, leaving: Iterable[Pod], *, timeout: float | None) -> PodExits:
-    """Wait until pods have saved and ended.
-
-    Args:
-        target: the job.
-        leaving: the pods.
-        timeout: seconds to wait; None for their grace period and `SPARE_SECONDS`.
-
-    Raises:
-        KdistError: they do not end in time (TIMEOUT).
+    """Wait until pods have saved and ended, for `timeout` seconds, or without it for their grace
+    period and `SPARE_SECONDS`. Raises `KdistError` if they do not end in time (TIMEOUT).
     """
     leaving = list(leaving)
     grace = target.job.spec.termination_grace_period_seconds

@@ -120,17 +120,9 @@ class PodExits:
 def wait_for_exit(
     target: AppliedJob, *, leaving: Collection[str], timeout: float, what: str
 ) -> PodExits:
-    """Wait until pods have ended or are deleted. They are watched, because the exit record of a
-    deleted pod is visible for a moment only.
-
-    Args:
-        target: the job.
-        leaving: names of the pods.
-        timeout: in seconds.
-        what: the condition, for the error.
-
-    Raises:
-        KdistError: they did not end in time (TIMEOUT).
+    """Wait until the pods of these names have ended or are deleted. They are watched, because the
+    exit record of a deleted pod is visible for a moment only. Raises `KdistError` about `what` if
+    they did not end within `timeout` seconds (TIMEOUT).
     """
     exits, end = PodExits(), time.monotonic() + timeout
     while True:
@@ -248,17 +240,9 @@ def wait_for(
     timeout: float | None = None,
     notify: Notify = lambda _: None,
 ) -> JobStatus | None:
-    """Wait until a job reaches a goal.
-
-    Args:
-        cluster: the cluster.
-        name: of the job.
-        goal: one of `GOALS`.
-        timeout: in seconds; None waits forever.
-        notify: receives each change of the status.
-
-    Returns:
-        The status in which the job reached the goal; None if the goal is that it is deleted.
+    """Wait until a job reaches a goal, one of `GOALS`, for `timeout` seconds, or for ever without
+    one; `notify` receives each change of the status. Returns the status in which the job reached
+    the goal; None if the goal is that it is deleted.
 
     Raises:
         JobNotFoundError: there is no such job.

@@ -41,14 +41,8 @@ def is_active(root: Path) -> bool:
 
 
 def fetch_samples(root: Path, *, metrics: bool = False) -> dict[str, AgentSample]:
-    """Poll the agents of the run in `root` once.
-
-    Args:
-        root: the run folder.
-        metrics: fetch `/metrics` too.
-
-    Returns:
-        The sample of each agent that answered, by its node; empty if the run is not active.
+    """Poll the agents of the run in `root` once, with `metrics` for `/metrics` too. Returns the
+    sample of each agent that answered, by its node; empty if the run is not active.
     """
     if not is_active(root):
         return {}

@@ -62,13 +62,7 @@ class RunEnded:
 
 
 def make_report(name: str, folder: RunFolder, outcome: Outcome) -> dict[str, Any]:
-    """Build the end report of the current invocation.
-
-    Args:
-        name: name of the job.
-        folder: its run folder.
-        outcome: how the invocation ended.
-    """
+    """Build the end report of the current invocation."""
     events, steps = read_ledger(folder.checkpoints)
     invocations = [(each["started"], each["ended"]) for each in folder.run["invocations"]]
     unsaved = outcome.kind != "done"  # a stop may have come when no rank had anything to save
@@ -99,13 +93,7 @@ def write_report(
     name: str, folder: RunFolder, outcome: Outcome, *, log_event: Callable[..., None] | None
 ) -> dict[str, Any]:
     """Write the end report to the run folder and return it; a failed write does not change how the
-    job ended.
-
-    Args:
-        name: name of the job.
-        folder: its run folder.
-        outcome: how the invocation ended.
-        log_event: of the session, if it has begun.
+    job ended. `log_event` is the session's, if it has begun.
     """
     problems: list[tuple[str, str]] = []
     bucket = CheckpointLocation.of_run(folder.run)

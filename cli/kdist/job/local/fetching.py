@@ -158,11 +158,8 @@ class Fetches:
 
 
 def read_fetch(root: Path, *, since: float) -> tuple[str, FetchProgress | None] | None:
-    """The URL that an active run fetches now and how far it is; None if it fetches nothing.
-
-    Args:
-        root: its run folder.
-        since: unix seconds at which its invocation began.
+    """The URL that an active run fetches now and how far it is; None if it fetches nothing. Its
+    invocation began at `since`, in unix seconds.
     """
     for log in sorted(root.glob(f"{PREFIX}*/log")):
         event = _last_event(log, since)

@@ -32,11 +32,8 @@ class Interpreter:
     origin: str = ""
 
     def variables(self, root: Path, environment: Mapping[str, str]) -> dict[str, str]:
-        """What its processes need in their environment to find the trainer.
-
-        Args:
-            root: the run folder, which gets a link to the trainer.
-            environment: that of the caller.
+        """What its processes need in their environment to find the trainer, to which the run folder
+        `root` gets a link.
         """
         trainer = find_spec("kdist_trainer")
         if not self.origin or trainer is None or not trainer.submodule_search_locations:

@@ -211,14 +211,8 @@ _OTHER_DRIVERS = (Path("/dev/kfd"), Path("/dev/dxg"))
 
 def describe_missing_gpus(job: TrainingJob, environment: Mapping[str, str]) -> str:
     """What a job does here that requests more GPUs than this machine has, and what to change; empty
-    if there are enough, or as many as torch will find.
-
-    Args:
-        job: the job.
-        environment: the caller's environment, which may limit the GPUs to use.
-
-    Raises:
-        UsageError: the ranks that start here cannot hold a copy of the model.
+    if there are enough, or as many as torch will find. The caller's environment may limit the GPUs
+    to use. Raises `UsageError` if the ranks that start here cannot hold a copy of the model.
     """
     spec = job.spec
     wanted, nodes = spec.resources.gpu, spec.nodes.max

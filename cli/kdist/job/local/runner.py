@@ -90,13 +90,8 @@ class RunSession:
         }
 
     def run(self, signals: SignalQueue) -> Outcome:
-        """Start the agents and wait until all have ended.
-
-        Args:
-            signals: stop the agents, or kill them.
-
-        Raises:
-            OSError: the agents cannot be started.
+        """Start the agents and wait until all have ended; `signals` stop or kill them. Raises
+        `OSError` if the agents cannot be started.
         """
         try:
             self.poller.start()

@@ -388,14 +388,8 @@ class Spawner:
     """Runs from its creation to `close`, or until the parent-death pipe is closed."""
 
     def __init__(self, folder: RunFolder, command: AgentCommand) -> None:
-        """Start the process; the run's parent-death pipe exists already.
-
-        Args:
-            folder: The run's folder.
-            command: Command line of one of the agents that will be forked.
-
-        Raises:
-            OSError: If the process cannot be started.
+        """Start the process, by the command of one of the agents that will be forked; the run's
+        parent-death pipe exists already. Raises `OSError` if the process cannot be started.
         """
         self._requests, serving = socket.socketpair(type=socket.SOCK_DGRAM)
         with serving:

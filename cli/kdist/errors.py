@@ -93,11 +93,7 @@ class NotFoundError(KdistError):
 
 
 class JobNotFoundError(NotFoundError):
-    """There is no job of this name in the cluster.
-
-    Args:
-        *jobs: (name, namespace) of each job that does not exist.
-    """
+    """There is no job of this name in the cluster; `jobs` has (name, namespace) of each."""
 
     def __init__(self, *jobs: tuple[str, str]) -> None:
         missing = [f"{name} in namespace {namespace}" for name, namespace in jobs]

@@ -119,10 +119,7 @@ class Entry(NamedTuple):
 
 class LogTail:
     """Follows one log file, from its present end or, with `from_start`, from its first line. `read`
-    never blocks.
-
-    Attributes:
-        behind: whether the last `read` left data for the next one.
+    never blocks; `behind` tells whether the last one left data for the next.
     """
 
     def __init__(

@@ -250,10 +250,8 @@ class ObjectKey(NamedTuple):
 
 
 class ForeignError(KdistError):
-    """An object with the name of a job's object belongs to somebody else.
-
-    Attributes:
-        found: that object; None if it is no object of the cluster.
+    """An object with the name of a job's object belongs to somebody else: `found`, or None if it is
+    no object of the cluster.
     """
 
     def __init__(self, message: str, *, hint: str = "", found: ObjectKey | None = None) -> None:

@@ -32,14 +32,12 @@ def parse_events(text: str) -> Iterator[yaml.Event]:
 
 
 def parse_yaml(text: str | bytes, *, tags: Mapping[str, Construct] | None = None) -> list[Any]:
-    """The documents of a YAML text.
+    """The documents of a YAML text. Raises `MalformedTextError`, which says where, if it is not
+    YAML or exceeds a bound.
 
     Args:
         text: bytes must be UTF-8.
         tags: what makes the values of tags beyond those of YAML's core.
-
-    Raises:
-        MalformedTextError: it is not YAML, or exceeds a bound; says where.
     """
     if len(text) > MAX_BYTES:
         raise MalformedTextError(f"is larger than {MAX_BYTES} bytes")

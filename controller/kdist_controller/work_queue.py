@@ -25,11 +25,8 @@ _log = logging.getLogger(__name__)
 
 class WorkQueue:
     """A queue of jobs for several threads. A job that is added while it is being worked on comes
-    again when that is done.
-
-    Args:
-        share: threads that the jobs of one namespace may keep busy at the same time. Of the jobs
-            that are due, those of the namespace that keeps the fewest busy come first.
+    again when that is done. The jobs of one namespace keep at most `share` threads busy at the same
+    time; of the jobs that are due, those of the namespace that keeps the fewest busy come first.
     """
 
     def __init__(self, *, share: float = math.inf) -> None:

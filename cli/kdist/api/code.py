@@ -140,10 +140,8 @@ def _refuse(name: str, value: object, user: str) -> UsageError:
 
 
 class _Source:
-    """A module that is being put together.
-
-    Attributes:
-        files: the modules that were copied, by their path in the folder of the code.
+    """A module that is being put together; `files` are the modules that were copied, by their path
+    in the folder of the code.
     """
 
     def __init__(self) -> None:

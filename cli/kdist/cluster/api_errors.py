@@ -75,7 +75,7 @@ def read_status(body: bytes) -> dict[str, Any]:
 def explain(
     status: int, body: bytes, *, description: str, namespace: str, context: str
 ) -> ApiError:
-    """Convert a response with an error status to an exception.
+    """Convert a response with an error status to an exception, `ApiNotFoundError` for 404.
 
     Args:
         status: HTTP status code, 400 or above.
@@ -83,9 +83,6 @@ def explain(
         description: the request in words, such as `get jobs.batch/digits`.
         namespace: default namespace of the connection.
         context: context of the connection.
-
-    Returns:
-        The exception; `ApiNotFoundError` for 404.
     """
     answer = read_status(body)
     message = str(

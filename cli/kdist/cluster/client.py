@@ -318,7 +318,8 @@ def connect(
     field_manager: str = FIELD_MANAGER,
 ) -> Cluster:
     """Connect to a cluster as the kubeconfig says, or with the service account of the pod that this
-    runs in. A credential plugin runs at once; nothing is sent to the server yet.
+    runs in. A credential plugin runs at once; nothing is sent to the server yet. Raises
+    `KdistError` if there is no configuration, or it cannot be used (UNREACHABLE).
 
     Args:
         context: of the kubeconfig; None for the current one.
@@ -332,9 +333,6 @@ def connect(
         request_timeout: seconds for a request and its response; 0 for no limit.
         notify: receives a message per outage.
         field_manager: name under which the server records what we change.
-
-    Raises:
-        KdistError: there is no configuration, or it cannot be used (UNREACHABLE).
     """
     access = kubeconfig.load(context, file=file, impersonation=impersonation)
     transport = Transport(

@@ -243,10 +243,8 @@ _MOST_ANSWER_BYTES = 1 << 20  # of a websocket's handshake, which may be an erro
 @dataclass(frozen=True)
 class Impersonation:
     """The identity to act as. The server checks the rights of that identity; the caller needs the
-    right to impersonate it.
-
-    Raises:
-        UsageError: groups, a uid or extras without a user, or a name that no header can hold.
+    right to impersonate it. Raises `UsageError` for groups, a uid or extras without a user, and for
+    a name that no header can hold.
     """
 
     user: str = ""
@@ -498,16 +496,14 @@ def load(
     file: str | None = None,
     impersonation: Impersonation | None = None,
 ) -> Access:
-    """Read the kubeconfig, or without one the service account of the pod that this runs in.
+    """Read the kubeconfig, or without one the service account of the pod that this runs in. Raises
+    `KdistError` if there is neither, the context does not exist, or the kubeconfig cannot be used
+    (UNREACHABLE).
 
     Args:
         context: name of the context; None for the kubeconfig's current one.
         file: path of the kubeconfig; None for `$KUBECONFIG`, else `~/.kube/config`.
         impersonation: its parts take precedence over those in the kubeconfig.
-
-    Raises:
-        KdistError: there is no kubeconfig and no service account, the context does not exist, or
-            the kubeconfig cannot be used (UNREACHABLE).
     """
     paths, files = _find_files(file)
     requested = impersonation or Impersonation()

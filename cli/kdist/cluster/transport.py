@@ -164,15 +164,12 @@ class Attempts:
         self._count = 0
 
     def pause(self, why: str, *, at_least: float = 0.0, at_most: float | None = None) -> bool:
-        """Wait before the next attempt.
+        """Wait before the next attempt; returns whether there is one.
 
         Args:
             why: the reason for it.
             at_least: seconds that the server asked to wait.
             at_most: seconds for which to retry, if fewer than the policy's.
-
-        Returns:
-            Whether there is a next attempt.
         """
         limit = self._policy.seconds_from(self._begun)
         if at_most is not None:
@@ -306,7 +303,8 @@ class Transport:
         request_timeout: float = READ_SECONDS,
         until: float | None = None,
     ) -> None:
-        """Create the connection pool.
+        """Create the connection pool. Raises `KdistError` if there are no usable credentials
+        (UNREACHABLE).
 
         Args:
             access: address and identity for the API server.
@@ -316,9 +314,6 @@ class Transport:
             request_timeout: seconds for a request and its response; 0 for no limit.
             until: monotonic time until which outages of a server that has responded once are
                 retried, instead of `retry_seconds`.
-
-        Raises:
-            KdistError: there are no usable credentials (UNREACHABLE).
         """
         import urllib3
 
@@ -549,9 +544,7 @@ _MOST_LINE_BYTES = 4 << 20  # more of a line is dropped
 
 def read_lines(response: Any) -> Iterator[bytes]:
     """Yield lines without their line ends as they arrive, including an unterminated last one.
-
-    Raises:
-        ConnectionError: the connection was lost, or timed out.
+    Raises `ConnectionError` if the connection was lost, or timed out.
     """
     import urllib3
 

@@ -92,11 +92,9 @@ class ObjectLists:
         metadata_only: bool = False,
         trim: Trim = keep,
     ) -> tuple[builtins.list[Document], str]:
-        """The arguments are those of `list`, except that namespace None means all namespaces, and
-        that of each object only what `trim` returns is kept in memory.
-
-        Returns:
-            The objects, and the resourceVersion of the list, from which a watch continues.
+        """The objects, and the resourceVersion of the list, from which a watch continues. The
+        arguments are those of `list`, except that namespace None means all namespaces, and that of
+        each object only what `trim` returns is kept in memory.
         """
         query = _select(selector)
         request = ApiRequest(

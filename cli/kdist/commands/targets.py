@@ -102,15 +102,13 @@ def choose_backend(backend: str | None) -> list[str]:
 def read_jobs(
     paths: Sequence[str], overrides: Sequence[str] = (), *, backend: str | None = None
 ) -> list[tuple[TrainingJob, Path]]:
-    """Load every job of these files and folders, with a warning for what looks like a credential.
+    """Load every job of these files and folders, each with the folder that its relative paths are
+    resolved against, and a warning for what looks like a credential.
 
     Args:
         paths: job files, folders of them, or `-` for stdin.
         overrides: `PATH=VALUE` settings for every job.
         backend: workload kind for every job.
-
-    Returns:
-        Each job, with the folder that its relative paths are resolved against.
 
     Raises:
         UsageError: there is no job, or two files describe the same one.

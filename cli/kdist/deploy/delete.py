@@ -265,7 +265,8 @@ def remove(
     grace: int | None = None,
     wait: float | None,
 ) -> Iterator[Manifest]:
-    """Delete the objects: the workloads first, the others when the pods have ended.
+    """Delete the objects: the workloads first, the others when the pods have ended. Yields each
+    after its deletion. Raises `KdistError` with code TIMEOUT if pods still exist.
 
     Pods that end save their state, and need the rendezvous for it.
 
@@ -276,12 +277,6 @@ def remove(
         dry_run: server-side only.
         grace: seconds of grace for the pods; None for their own.
         wait: seconds to wait for the pods; None not to wait.
-
-    Yields:
-        Each object after its deletion.
-
-    Raises:
-        KdistError: with code TIMEOUT if pods still exist.
     """
     workloads, others = split(objects)
     if not dry_run:

@@ -75,11 +75,7 @@ class FaultPlan:
 
 
 class DrillTarget(Protocol):
-    """A job, and how it is reached.
-
-    Attributes:
-        interval: seconds between two looks at it.
-    """
+    """A job, and how it is reached; `interval` is the seconds between two looks at it."""
 
     interval: float
 

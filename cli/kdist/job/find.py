@@ -67,7 +67,8 @@ class Place:
         patience: float | None = None,
         dialog: Dialog = SILENT,
     ) -> Cluster:
-        """Connect to the cluster; nothing is sent yet.
+        """Connect to the cluster; nothing is sent yet. Raises `KdistError` if there is no
+        kubeconfig, or it cannot be used (UNREACHABLE).
 
         Args:
             job: the job file's namespace.
@@ -78,9 +79,6 @@ class Place:
             patience: seconds that the server has to respond, if the command can do without it:
                 without `timeout` nothing is retried then, and with it that takes its place.
             dialog: is told of outages.
-
-        Raises:
-            KdistError: there is no kubeconfig, or it cannot be used (UNREACHABLE).
         """
         from kdist import cluster
 
@@ -310,7 +308,8 @@ class Listed(NamedTuple):
 
 class Listing:
     """The jobs of a cluster, the runs on this machine, or both. Runs do not wait long for a cluster
-    that is only configured.
+    that is only configured. Raises `KdistError` if there is no kubeconfig, or it cannot be used
+    (UNREACHABLE).
 
     Args:
         names: of the jobs; empty for all.
@@ -325,9 +324,6 @@ class Listing:
     Attributes:
         cluster: None for none.
         here: whether runs on this machine are in the list.
-
-    Raises:
-        KdistError: there is no kubeconfig, or it cannot be used (UNREACHABLE).
     """
 
     def __init__(

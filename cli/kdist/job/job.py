@@ -113,14 +113,12 @@ class LogSelection:
     timeout: float | None = None
 
     def find_ranks(self, status: JobStatus | None, *, why: str = "") -> set[int]:
-        """The numbers of `rank`.
+        """The numbers of `rank`. Raises `UsageError` if no rank has failed, or `rank` has no
+        numbers.
 
         Args:
             status: which tells the rank that has failed; None if that is not known.
             why: the next command if no rank has failed.
-
-        Raises:
-            UsageError: no rank has failed, or `rank` has no numbers.
         """
         if self.rank == FAILED and status is not None:
             record = status.exit_record
@@ -251,30 +249,24 @@ class Job(Protocol):
         """
 
     def suspend(self, how: Change) -> str:
-        """Save its state and stop it; returns the result in a sentence.
-
-        Raises:
-            KdistError: it has finished, could not save, or does not end in time (TIMEOUT).
+        """Save its state and stop it; returns the result in a sentence. Raises `KdistError` if it
+        has finished, could not save, or does not end in time (TIMEOUT).
         """
 
     def resume(self, how: Change) -> str:
-        """Start it again where `suspend` has stopped it; returns the result in a sentence.
-
-        Raises:
-            KdistError: it has finished, or does not start in time (TIMEOUT).
+        """Start it again where `suspend` has stopped it; returns the result in a sentence. Raises
+        `KdistError` if it has finished, or does not start in time (TIMEOUT).
         """
 
     def restart(self, how: Change, *, fresh: bool, confirmed: bool) -> str:
         """Restart all ranks; returns the result in a sentence. What has finished is made again.
+        Raises `KdistError` if pods or objects do not end in time (TIMEOUT).
 
         Args:
             how: to do it.
             fresh: archive the checkpoints and start from scratch. Without it, a job that has
                 succeeded has nothing left to do.
             confirmed: do not ask before a `fresh` start.
-
-        Raises:
-            KdistError: pods or objects do not end in time (TIMEOUT).
         """
 
     def scale(self, nodes: str, how: Change) -> str:

@@ -398,13 +398,7 @@ def _describe(context: RecoveryContext, pod: Document, node: NodeState) -> Itera
 
 @dataclass(frozen=True)
 class HeldVolume:
-    """A volume that one node at a time can mount, and which is attached to a node that is gone.
-
-    Attributes:
-        volume: its name.
-        claim: name of its claim.
-        node: the node to which it is attached.
-    """
+    """A volume that one node at a time can mount, and which is attached to a node that is gone."""
 
     volume: str
     claim: str

@@ -131,10 +131,8 @@ def read_train_json(manifests: Iterable[Manifest]) -> str:
 
 
 def read_job(config_map: Mapping[str, Any]) -> TrainingJob:
-    """The job that a cluster's ConfigMap describes. Its namespace is that of the ConfigMap.
-
-    Raises:
-        KdistError: it is not one of kdist's, of another version, or that of another job.
+    """The job that a cluster's ConfigMap describes. Its namespace is that of the ConfigMap. Raises
+    `KdistError` if it is not one of kdist's, of another version, or that of another job.
     """
     metadata = config_map.get("metadata") or {}
     name, namespace = metadata.get("name", ""), metadata.get("namespace")

@@ -12,11 +12,7 @@ _MAX_STEPS = 60
 
 
 class StepHistory:
-    """The last observations of a training's step and loss.
-
-    Attributes:
-        losses: finite losses, the newest last.
-    """
+    """The last observations of a training's step and loss; `losses` are finite, the newest last."""
 
     def __init__(self) -> None:
         self.losses: deque[float] = deque(maxlen=_MAX_LOSSES)

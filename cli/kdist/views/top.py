@@ -56,10 +56,8 @@ def cells(row: RankBreakdown) -> tuple[str, ...]:
 def choose(
     rows: Sequence[RankBreakdown], limit: int = _MAX_ROWS
 ) -> tuple[list[RankBreakdown], int]:
-    """Choose the rows to show: slow ranks first, then those with the lowest numbers.
-
-    Returns:
-        At most `limit` rows in the order of ranks, and the number of rows left out.
+    """Choose the rows to show: slow ranks first, then those with the lowest numbers. Returns at
+    most `limit` rows in the order of ranks, and the number of rows left out.
     """
     if len(rows) <= limit:
         return list(rows), 0

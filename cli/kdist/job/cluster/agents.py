@@ -65,10 +65,8 @@ def fetch_samples(
 
 
 def explain_silence(target: AppliedJob) -> KdistError:
-    """The error that says why no agent answers.
-
-    Raises:
-        KdistError: the user has no right to reach an agent (FORBIDDEN).
+    """The error that says why no agent answers. Raises `KdistError` if the user has no right to
+    reach an agent (FORBIDDEN).
     """
     running = sum(pod.running for pod in target.pods())
     if running:

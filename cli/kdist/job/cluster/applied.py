@@ -288,10 +288,8 @@ def render_objects(target: AppliedJob, *, suspended: bool = False) -> list[Manif
 
 
 def read_code(target: AppliedJob) -> dict[str, bytes]:
-    """The files of `spec.code` by their path, from the ConfigMap that holds them.
-
-    Raises:
-        KdistError: the ConfigMap does not exist or cannot be read.
+    """The files of `spec.code` by their path, from the ConfigMap that holds them. Raises
+    `KdistError` if the ConfigMap does not exist or cannot be read.
     """
     try:
         document = parse_json(target.config_map["data"]["code.json"])

@@ -230,7 +230,8 @@ class _Reading:
 
 
 class Follower:
-    """Follows the logs of a job until it has ended.
+    """Follows the logs of a job until it has ended; `snapshot` is the last one, None before the
+    first.
 
     Args:
         cluster: the cluster.
@@ -238,9 +239,6 @@ class Follower:
         request: which logs, and how long to follow them.
         notify: receives messages, such as why there is nothing to read yet.
         interval: seconds between two snapshots of the job.
-
-    Attributes:
-        snapshot: the last one; None before the first.
     """
 
     def __init__(

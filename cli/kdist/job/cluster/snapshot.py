@@ -184,13 +184,9 @@ _ENDLESS = "statefulset"  # the workload kind that cannot end by itself
 
 def finalize(cluster: Cluster, snapshot: Snapshot) -> bool:
     """Scale a finished job to zero pods, and record its outcome on the workload, where the workload
-    cannot end by itself. Every command that observes such a job does so.
-
-    Returns:
-        Whether the workload was changed. It is not where the user lacks the right.
-
-    Raises:
-        KdistError: the API server is unreachable (UNREACHABLE).
+    cannot end by itself. Every command that observes such a job does so. Returns whether the
+    workload was changed; it is not where the user lacks the right. Raises `KdistError` if the API
+    server is unreachable (UNREACHABLE).
     """
     from kdist.cluster import ApiError, ForeignError, JobObjects, JobOwner
 

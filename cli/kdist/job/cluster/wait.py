@@ -54,7 +54,8 @@ def wait_until(
     hint: str = "",
     next_command: str = "",
 ) -> T:
-    """Poll a condition until it is met.
+    """Poll a condition until it is met, and return what `poll` returned. Raises `KdistError` if the
+    condition was not met in time (TIMEOUT).
 
     Args:
         poll: returns None as long as it is not.
@@ -63,12 +64,6 @@ def wait_until(
         notify: is called once if it takes long.
         hint: of the error.
         next_command: of the error.
-
-    Returns:
-        What `poll` returned.
-
-    Raises:
-        KdistError: the condition was not met in time (TIMEOUT).
     """
     began = time.monotonic()
     notified = False
@@ -169,7 +164,7 @@ def wait_for_answer(
     timeout: float = ANSWER_SECONDS,
     settled: bool = False,
 ) -> ResourceState:
-    """Wait until the controller has acted on a TrainingJob, or is acting on it.
+    """Wait until the controller has acted on a TrainingJob, or is acting on it; returns its state.
 
     Args:
         cluster: the cluster, with the job's namespace.
@@ -177,9 +172,6 @@ def wait_for_answer(
         timeout: seconds to wait.
         settled: wait for the end of what it does, by which it may find that it cannot; after the
             time-out what it has begun is enough.
-
-    Returns:
-        Its state.
 
     Raises:
         KdistError: the controller does not accept it (USAGE), or does not act on it (TIMEOUT).

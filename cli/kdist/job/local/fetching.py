@@ -101,10 +101,8 @@ class Fetches:
     _killed: bool = field(default=False, init=False)
 
     def run(self, signals: SignalQueue) -> Outcome | None:
-        """Fetch all. Returns None if everything is there, else how the invocation ends.
-
-        Raises:
-            OSError: a process cannot be started.
+        """Fetch all. Returns None if everything is there, else how the invocation ends. Raises
+        `OSError` if a process cannot be started.
         """
         for command in self.commands:
             code = self._fetch(command, signals)

@@ -81,7 +81,8 @@ def plan_agents(
     devices: Sequence[str] | None,
     python: str = sys.executable,
 ) -> list[AgentCommand]:
-    """One command for each node of the job.
+    """One command for each node of the job. Raises `UsageError`, which names all of them, if data,
+    code or secrets are missing on this machine.
 
     Args:
         job: the job.
@@ -92,9 +93,6 @@ def plan_agents(
         devices: GPUs that may be used, divided among the nodes; None leaves the choice to each
             agent.
         python: what runs them.
-
-    Raises:
-        UsageError: data, code or secrets are missing on this machine; it names all of them.
     """
     problems: list[str] = []
     location = CheckpointLocation.of_run(folder.run)
@@ -266,16 +264,14 @@ class Launched:
 
 
 def launch_detached(argv: Sequence[str], cwd: Path) -> Launched:
-    """Start `kdist ARGV` in the background and wait until it has begun or has ended.
+    """Start `kdist ARGV` in the background and wait until it has begun or has ended. Raises
+    `KdistError` if the process cannot be started.
 
     Ctrl-C while it waits stops the run as SIGTERM does.
 
     Args:
         argv: the arguments after `kdist`, without `--detach`.
         cwd: working directory of the run, from which its relative paths start.
-
-    Raises:
-        KdistError: the process cannot be started.
     """
     environment = dict(os.environ)
     home = run_dir.home() if os.environ.get(run_dir.HOME_VARIABLE) else cwd.absolute() / ".kdist"

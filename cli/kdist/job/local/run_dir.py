@@ -147,7 +147,9 @@ class RunFolder:
         bucket: Mapping[str, Any] | None = None,
         script: str | None = None,
     ) -> RunFolder:
-        """Lock the folder of the job `name` and begin the next invocation.
+        """Lock the folder of the job `name` and begin the next invocation. Raises `KdistError` if
+        another `kdist run` is active there, the run is that of another script, or the folder cannot
+        be used.
 
         Args:
             name: name of the job.
@@ -157,10 +159,6 @@ class RunFolder:
                 `CheckpointLocation`.
             script: the script that is to run, an absolute path or `-m MODULE`; None for a managed
                 training.
-
-        Raises:
-            KdistError: another `kdist run` is active there, the run is that of another script, or
-                the folder cannot be used.
         """
         root = home() / name
         try:
@@ -233,14 +231,11 @@ class RunFolder:
 
     def begin(self, train_json: str | None = None, *, command: Sequence[str] = ()) -> None:
         """Record the new invocation and the configuration of its agents, and delete the files of
-        earlier ones.
+        earlier ones. Raises `KdistError` if the folder cannot be written.
 
         Args:
             train_json: configuration of the agents.
             command: the arguments after `kdist` that continue the run from the working directory.
-
-        Raises:
-            KdistError: the folder cannot be written.
         """
         try:
             invocation: dict[str, Any] = {"started": time.time(), "ended": None, "outcome": None}
@@ -382,10 +377,8 @@ def _free_name(folder: Path, stamp: str) -> Path:
 
 def is_finished(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> bool:
     """Whether the finished run is what the job asks for; False if the job asks for more steps.
-
-    Raises:
-        KdistError: the job was edited in any other way, so that the old report is about another
-            job.
+    Raises `KdistError` if the job was edited in any other way, so that the old report is about
+    another job.
     """
     finished = compare_done(done, parse_object(train_json))
     if finished.problem is not None:

@@ -222,7 +222,8 @@ def run_job(
     warnings: Sequence[str] = (),
     python: Interpreter = OWN,
 ) -> RunEnded:
-    """Run the job until it is done, has failed or was stopped.
+    """Run the job until it is done, has failed or was stopped. Raises `KdistError` if the job
+    cannot be started.
 
     Args:
         job: the job.
@@ -236,9 +237,6 @@ def run_job(
         launcher: the process that waits until a detached run has begun; None for any other run.
         warnings: what the end report says besides its results.
         python: what runs agents and ranks.
-
-    Raises:
-        KdistError: the job cannot be started.
     """
     bucket = bucket_of(job)
     folder = RunFolder.open(

@@ -169,15 +169,8 @@ class OnEvent(Protocol):
 
 @dataclass(frozen=True)
 class AgentCommand:
-    """How to start one agent.
-
-    Attributes:
-        node: its node.
-        argv: its command line.
-        environment: its whole environment.
-        directory: its working directory.
-        log: file for its output.
-        descriptors: file descriptors that it inherits.
+    """How to start one agent: with its whole environment, and the file descriptors that it
+    inherits.
     """
 
     node: str

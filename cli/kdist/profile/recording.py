@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kdist.cluster.polling import wait_until
 from kdist.errors import Code, KdistError
-from kdist.job.cluster import agents, wait
+from kdist.job.cluster import agents
 from kdist.job.cluster.applied import AppliedJob
 from kdist.job.cluster.job import ClusterJob
 from kdist.job.job import Notify
@@ -112,7 +113,7 @@ def record(
     """
     name = str(_read(tools[0](["ask", "--steps", str(steps), "--ranks", ranks])).get("name"))
     arguments = ["look", "--name", name]
-    plan = wait.wait_until(
+    plan = wait_until(
         lambda: _read(tools[0](arguments)).get("plan") or None,
         timeout=timeout,
         what="the ranks to start recording",
@@ -141,7 +142,7 @@ def record(
                 return True
         return None
 
-    wait.wait_until(gather, timeout=timeout, what="all ranks to finish recording", notify=notify)
+    wait_until(gather, timeout=timeout, what="all ranks to finish recording", notify=notify)
     folder.mkdir(parents=True, exist_ok=True)
     for rank, (tool, _) in holders.items():
         (folder / f"rank-{rank}.trace.json.gz").write_bytes(

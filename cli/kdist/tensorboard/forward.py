@@ -22,6 +22,7 @@ from typing import Any
 from kdist import console
 from kdist.cluster import ExecSession
 from kdist.commands import targets
+from kdist.deploy.helper_pod import CONTAINER
 from kdist.errors import KdistError, NotFoundError, UsageError
 from kdist.job.cluster import agents, checkpoints
 from kdist.job.cluster.applied import AppliedJob
@@ -125,7 +126,7 @@ def run_tensorboard(target: AppliedJob, *, notify: Notify) -> Iterator[TensorBoa
     settings: dict[str, Any] = {"seconds": _MAX_SECONDS, "memory": _MEMORY, "node": node}
     with (
         checkpoints.idle_pod(target, idle, **settings) as name,
-        target.cluster.session(name, _command(target), container=checkpoints.CONTAINER) as session,
+        target.cluster.session(name, _command(target), container=CONTAINER) as session,
     ):
         yield TensorBoardSession(name, _read_port(session, name), session.is_open)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from kdist import deploy, rbac
 from kdist.agents.metrics import AgentSample
+from kdist.cluster.polling import wait_until
 from kdist.errors import NotFoundError
 from kdist.job.cluster import agents, applied, checkpoints, review, scale, suspend, wait
 from kdist.job.cluster.applied import AppliedJob, Document
@@ -116,7 +117,7 @@ class DirectChanges:
             suspend.set_active(target, active=True, dry_run=dry_run)
             return
         if not dry_run and target.backend.keeps_alive:
-            wait.wait_until(
+            wait_until(
                 lambda: True if documents.is_renewed(target.workload()) else None,
                 timeout=_RENEWAL_SECONDS,
                 what=f"the controller of {target.name} to notice that it has no pods",
@@ -280,7 +281,7 @@ def _wait_for_objects(target: AppliedJob, restarted_at: str) -> AppliedJob:
         found = AppliedJob.find(target.cluster, target.name, dialog=target.dialog)
         return found if found.job.spec.restarted_at == restarted_at else None
 
-    return wait.wait_until(
+    return wait_until(
         poll,
         timeout=_DELETE_TIMEOUT,
         what=f"the controller to create the objects of {target.name} again",
@@ -307,7 +308,7 @@ def _announce_bounds(wanted: AppliedJob, pods: list[Pod]) -> None:
     if running:
         limits = scale.describe_nodes(nodes.min, nodes.max)
         what = f"the agents of {wanted.name} to learn the new limits, {limits}"
-        wait.wait_until(poll, timeout=_LIMITS_TIMEOUT, what=what, notify=wanted.dialog.notify)
+        wait_until(poll, timeout=_LIMITS_TIMEOUT, what=what, notify=wanted.dialog.notify)
 
 
 def know_bounds(samples: Iterable[AgentSample], least: int, most: int) -> bool:
@@ -334,7 +335,7 @@ def _recreate(target: AppliedJob, workload: Document | None, manifests: list[Man
         deploy.keep_runtime(target.cluster, target.name, manifests)
         kind = (backend.api_version, backend.kind, target.name)
         target.objects.remove(*kind, propagation="Foreground")
-        wait.wait_until(
+        wait_until(
             lambda: True if _workload(target) is None and not target.pods() else None,
             timeout=_DELETE_TIMEOUT,
             what=f"the old {backend.kind} {target.name} and its pods to be deleted",

@@ -11,10 +11,9 @@ not have to spare.
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,39 +21,28 @@ from typing import Any, BinaryIO
 from kdist import rbac
 from kdist.backends import RUNTIME
 from kdist.deploy import Difference
+from kdist.deploy.helper_pod import (
+    CONTAINER,
+    IDLE,
+    IDLE_SECONDS,
+    POD_RIGHTS,
+    TOOL_TIMEOUT,
+    build_helper_pod,
+    start_helper_pod,
+    wait_for_phase,
+    wait_until_running,
+)
 from kdist.errors import Code, KdistError, NotFoundError
-from kdist.job.cluster import applied, wait
+from kdist.job.cluster import applied
 from kdist.job.cluster.applied import AppliedJob
 from kdist.job.job import Notify
-from kdist.manifest import MANAGED_BY, OWNER, Manifest, mark
+from kdist.manifest import Manifest
 from kdist.render import find_pods
-from kdist.spec.validators import CHECKPOINTS_MOUNT
-from kdist.status.documents import at, items, parse, text
-from kdist.status.pods import CONFIG_FAILURES, PACKAGES, PULL_FAILURES
+from kdist.status.documents import parse
 
-_HELPER_LABEL = "kdist.dev/viewer"
-RIGHTS = (*rbac.on_pods("get create delete"), *rbac.on_pods("get", part="log"))
+RIGHTS = (*POD_RIGHTS, *rbac.on_pods("get", part="log"))
 """Rights needed for a helper pod."""
-_START_TIMEOUT = 180.0  # seconds
-TOOL_TIMEOUT = 600
-_COPIED_FIELDS = (
-    "nodeSelector",
-    "tolerations",
-    "imagePullSecrets",
-    "securityContext",
-    "priorityClassName",
-    "runtimeClassName",
-)
-_STORE_VARIABLES = re.compile(
-    "(AWS|AZURE|GOOGLE|KDIST_CHECKPOINTS)_|SSL_CERT_|(HTTP|HTTPS|NO|ALL)_PROXY$", re.IGNORECASE
-)
-"""Names of the variables by which a program finds a bucket, and the way to it."""
-_IDLE_SECONDS = 6 * 3600
-_IDLE = ["python", "-c", f"import time; time.sleep({_IDLE_SECONDS})"]
-_COPY_SIZE = "1Gi"
-CONTAINER = "viewer"
 NO_POD = "no pod of {} runs: starting a helper pod"
-"""Its name in every helper pod."""
 
 
 @contextmanager
@@ -83,21 +71,15 @@ def helper_pod(
     Raises:
         KdistError: rights are missing (FORBIDDEN), or the server rejects the pod.
     """
-    name = f"{target.name[:40].rstrip('-')}-viewer-{secrets.token_hex(3)}"
     live = [] if target.is_resource else _find_live(target)
     document = build_helper_pod(
-        target,
+        target.job,
+        target.backend,
         live or applied.render_objects(target.without_code()),
-        name,
         command,
         read_only=read_only,
         memory=memory,
     )
-    document["spec"]["activeDeadlineSeconds"] = seconds
-    if node:
-        terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
-        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-        document["spec"]["affinity"] = {"nodeAffinity": required}
     rbac.require(target.cluster, RIGHTS)
     if not (live or target.is_resource):
         what = (
@@ -105,11 +87,8 @@ def helper_pod(
             f"made from what ConfigMap {target.name} in namespace {target.namespace} says"
         )
         target.dialog.approve(what, Difference.text(document).splitlines())
-    target.objects.create(document)
-    try:
+    with start_helper_pod(target.objects, document, seconds=seconds, node=node) as name:
         yield name
-    finally:
-        target.objects.remove("v1", "Pod", name, grace=0)
 
 
 def _find_live(target: AppliedJob) -> list[Manifest]:
@@ -130,9 +109,9 @@ def _find_live(target: AppliedJob) -> list[Manifest]:
 @contextmanager
 def idle_pod(
     target: AppliedJob,
-    command: Sequence[str] = _IDLE,
+    command: Sequence[str] = IDLE,
     *,
-    seconds: int = _IDLE_SECONDS,
+    seconds: int = IDLE_SECONDS,
     memory: str = "256Mi",
     node: str = "",
 ) -> Iterator[str]:
@@ -144,9 +123,7 @@ def idle_pod(
         KdistError: it cannot start.
     """
     with helper_pod(target, command, seconds=seconds, memory=memory, node=node) as pod:
-        if wait_for_phase(target, pod, ("Running", "Succeeded", "Failed")) != "Running":
-            again = f"kubectl describe pod {pod} -n {target.namespace}"
-            raise KdistError(f"pod {pod} ended too early", next_command=again)
+        wait_until_running(target.cluster, pod)
         yield pod
 
 
@@ -162,133 +139,6 @@ def reading_pod(target: AppliedJob, notify: Notify) -> Iterator[tuple[str, str]]
     notify(NO_POD.format(target.name))
     with idle_pod(target) as pod:
         yield pod, CONTAINER
-
-
-def wait_for_phase(target: AppliedJob, name: str, phases: Collection[str]) -> str:
-    """Wait until the helper pod is in one of these phases, and return it. Raises `KdistError` if it
-    cannot start.
-    """
-    return wait.wait_until(
-        lambda: _phase(target, name, phases),
-        timeout=_START_TIMEOUT,
-        what=f"helper pod {name} to run",
-        notify=lambda _: None,
-        next_command=f"kubectl describe pod {name} -n {target.namespace}",
-    )
-
-
-def _phase(target: AppliedJob, name: str, phases: Collection[str]) -> str | None:
-    pod = target.cluster.get("v1", "Pod", name)
-    for status in items(pod, "status", "containerStatuses"):
-        reason = text(status, "state", "waiting", "reason")
-        if reason in PULL_FAILURES + CONFIG_FAILURES:
-            raise KdistError(
-                f"pod {name} cannot start: {reason}: {text(status, 'state', 'waiting', 'message')}"
-            )
-    phase = text(pod, "status", "phase")
-    return phase if phase in phases else None
-
-
-def build_helper_pod(
-    target: AppliedJob,
-    manifests: Sequence[Manifest],
-    name: str,
-    command: Sequence[str],
-    *,
-    read_only: bool,
-    memory: str = "256Mi",
-) -> dict[str, Any]:
-    """Build the helper pod from the training's pod: its image, rights and node selection, and the
-    volume with the checkpoints.
-
-    Args:
-        target: the job.
-        manifests: its rendered objects.
-        name: of the helper pod.
-        command: what it runs.
-        read_only: whether it mounts the checkpoints read-only.
-        memory: request and limit of its memory.
-    """
-    specs = (pod["spec"] for each in manifests for pod in find_pods(each.document))
-    pod: Mapping[str, Any] = next(specs, {})
-    trainer = next(
-        (one for one in items(pod, "containers") if one.get("name") == target.backend.container), {}
-    )
-    volumes, mounts = _find_volumes(target, pod, trainer, read_only=read_only)
-    container: dict[str, Any] = {
-        "name": CONTAINER,
-        "image": trainer.get("image"),
-        "imagePullPolicy": trainer.get("imagePullPolicy", "IfNotPresent"),
-        "command": list(command),
-        "env": [
-            {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
-            {"name": "HOME", "value": "/tmp"},  # noqa: S108 - in the pod
-        ],
-        "resources": {name: {"cpu": "200m", "memory": memory} for name in ("requests", "limits")},
-        "securityContext": trainer.get("securityContext", {}),
-        "volumeMounts": mounts,
-    }
-    spec = {key: pod[key] for key in _COPIED_FIELDS if key in pod}
-    if target.uses_bucket:
-        variables = items(trainer, "env")
-        container["env"] += [one for one in variables if _STORE_VARIABLES.match(text(one, "name"))]
-        spec["serviceAccountName"] = pod.get("serviceAccountName")
-    installs = [one for one in items(pod, "initContainers") if one.get("name") == PACKAGES]
-    if installs:  # the image has no trainer
-        named = {one.get("name") for one in [*items(installs[0], "volumeMounts"), *volumes]}
-        volumes = [one for one in items(pod, "volumes") if one.get("name") in named]
-        shared = ("packages", "packages-cache")
-        mounts += [one for one in items(trainer, "volumeMounts") if one.get("name") in shared]
-        variables = items(trainer, "env")
-        container["env"] += [one for one in variables if one.get("name") == "PYTHONPATH"]
-        spec["initContainers"] = installs
-    # a volume may be mounted by its cloud identity
-    if (account := pod.get("serviceAccountName")) not in (None, target.name):
-        spec["serviceAccountName"] = account
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "labels": {
-                MANAGED_BY: "kdist",
-                "app.kubernetes.io/component": CONTAINER,
-                _HELPER_LABEL: target.name,
-            },
-            "annotations": {OWNER: mark(target.name, "Pod", name)},
-        },
-        "spec": {
-            **spec,
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": TOOL_TIMEOUT,
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": 0,
-            "containers": [container],
-            "volumes": volumes,
-        },
-    }
-
-
-def _find_volumes(
-    target: AppliedJob, pod: Mapping[str, Any], trainer: Mapping[str, Any], *, read_only: bool
-) -> tuple[list[Any], list[Any]]:
-    """The volume of the checkpoints and its mount; for those in a bucket, room for a copy."""
-    if target.uses_bucket:
-        room = {"name": "tmp", "emptyDir": {"sizeLimit": _COPY_SIZE}}
-        return [room], [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - in the pod
-    mounts = [
-        mount
-        for mount in items(trainer, "volumeMounts")
-        if mount.get("mountPath") == CHECKPOINTS_MOUNT
-    ]
-    volumes = [
-        one for one in items(pod, "volumes") if mounts and one.get("name") == mounts[0].get("name")
-    ]
-    for volume in volumes:
-        if read_only and at(volume, "persistentVolumeClaim") is not None:
-            mounts = [{**mount, "readOnly": True} for mount in mounts]
-    return volumes, mounts
 
 
 MODULE = "kdist_trainer.checkpoint"
@@ -319,7 +169,7 @@ def run_tool(target: AppliedJob, action: str, *arguments: str, notify: Notify) -
         return read_answer(answer.decode(errors="replace"), code, running.name)
     notify(NO_POD.format(target.name))
     with helper_pod(target, command, read_only=action != "aside") as name:
-        phase = wait_for_phase(target, name, ("Succeeded", "Failed"))
+        phase = wait_for_phase(target.cluster, name, ("Succeeded", "Failed"))
         # the answer is the last document of the log, whatever the image prints before it
         output = deque(target.cluster.logs(name, container=CONTAINER), _LAST_LINES)
         return read_answer("\n".join(output), 0 if phase == "Succeeded" else 1, name)

@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping
 
 from kdist.agents.metrics import AgentSample
+from kdist.cluster.polling import wait_until
 from kdist.errors import KdistError, UsageError
-from kdist.job.cluster import agents, suspend, wait
+from kdist.job.cluster import agents, suspend
 from kdist.job.cluster.applied import AppliedJob
 from kdist.job.job import Change
 from kdist.status import documents
@@ -99,7 +100,7 @@ def _wait_for_size(wanted: AppliedJob, before: int, timeout: float | None) -> st
 
     limit = suspend.STARTING_SECONDS if timeout is None else timeout
     what = f"{most} nodes of {wanted.name} to train together"
-    return wait.wait_until(
+    return wait_until(
         poll, timeout=limit, what=what, notify=notify, next_command=wanted.command("why")
     )
 

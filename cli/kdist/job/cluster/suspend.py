@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kdist import events
+from kdist.cluster.polling import wait_until
 from kdist.errors import KdistError, NotFoundError
 from kdist.job.cluster import agents, wait
 from kdist.job.cluster.applied import AppliedJob
@@ -168,7 +169,7 @@ def wait_until_running(target: AppliedJob, *, timeout: float | None) -> str:
             return None
         return _describe_start(target, [pod for pod in pods if pod.running])
 
-    return wait.wait_until(
+    return wait_until(
         poll,
         timeout=STARTING_SECONDS if timeout is None else timeout,
         what=f"{target.name} to train again",

@@ -1,17 +1,16 @@
-"""Waits for a job to reach a status, for its pods to end, for kdist's controller to act on a
-TrainingJob that was applied or changed, or for any other condition, up to a timeout whose error
-names the condition. A wait continues while the API server is unreachable, and ends when the status
-can no longer be reached.
+"""Waits for a job to reach a status, for its pods to end, or for kdist's controller to act on a
+TrainingJob that was applied or changed, up to a timeout whose error names the condition. A wait
+continues while the API server is unreachable, and ends when the status can no longer be reached.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from kdist.errors import Code, JobNotFoundError, KdistError, NotFoundError
 from kdist.job import goals
@@ -37,52 +36,7 @@ if TYPE_CHECKING:
     from kdist.cluster import Cluster
     from kdist.job.cluster.applied import AppliedJob
 
-T = TypeVar("T")
-
-INTERVAL = 0.5
-"""Seconds between two polls of a condition."""
-_NOTIFY_AFTER = 5.0  # seconds
 _RELIST_SECONDS = 5.0
-
-
-def wait_until(
-    poll: Callable[[], T | None],
-    *,
-    timeout: float,
-    what: str,
-    notify: Notify,
-    hint: str = "",
-    next_command: str = "",
-) -> T:
-    """Poll a condition until it is met, and return what `poll` returned. Raises `KdistError` if the
-    condition was not met in time (TIMEOUT).
-
-    Args:
-        poll: returns None as long as it is not.
-        timeout: in seconds.
-        what: the condition, for messages.
-        notify: is called once if it takes long.
-        hint: of the error.
-        next_command: of the error.
-    """
-    began = time.monotonic()
-    notified = False
-    while True:
-        found = poll()
-        if found is not None:
-            return found
-        waited = time.monotonic() - began
-        if waited > timeout:
-            raise KdistError(
-                f"{what}: not within {timeout:.0f} s",
-                hint=hint,
-                next_command=next_command,
-                code=Code.TIMEOUT,
-            )
-        if not notified and waited > _NOTIFY_AFTER:
-            notified = True
-            notify(f"waiting: {what} …")
-        time.sleep(INTERVAL)
 
 
 @dataclass

@@ -5,15 +5,14 @@ do no more than look.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kdist import backends, cluster
+from kdist.deploy import helper_pod as pods
 from kdist.errors import KdistError
-from kdist.job.cluster import checkpoints as pods
 from kdist.status.pods import CONFIG_FAILURES, PULL_FAILURES
 from tests.cli.cluster.api import Api, write_kubeconfig
 from tests.cli.cluster.objects import Store
@@ -27,7 +26,7 @@ def build_helper_pod(
 ) -> dict[str, Any]:
     target = jobs.target(backend=backend, checkpoints=checkpoints)
     return pods.build_helper_pod(
-        target, jobs.objects(target), "digits-viewer-1", ["python", "-m", "x"], read_only=read_only
+        target.job, target.backend, jobs.objects(target), ["python", "-m", "x"], read_only=read_only
     )
 
 
@@ -99,6 +98,5 @@ def test_a_pod_whose_container_cannot_start_is_waited_for_no_longer(
     with closing(Api(store)) as api:
         write_kubeconfig(tmp_path / "config", api.url)
         connection = cluster.connect(None, "ml", file=str(tmp_path / "config"))
-        target = replace(jobs.target(), cluster=connection)
         with pytest.raises(KdistError, match=f"cannot start: {reason}: reg/x:1 is not present"):
-            pods.wait_for_phase(target, "digits-viewer-1", ("Running",))
+            pods.wait_for_phase(connection, "digits-viewer-1", ("Running",))

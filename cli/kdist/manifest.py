@@ -54,6 +54,11 @@ COMMIT: Final = "kdist.dev/commit"
 last apply that changed anything; no other object has it.
 """
 
+CODE_SENT: Final = "kdist.dev/code-sent"
+"""Annotation of the same objects with the claim, by its uid, and the folder on it that have the
+files of the job's code since the last apply.
+"""
+
 CODE_LABEL: Final = "kdist.dev/code-of"
 """Label with the job's name on a ConfigMap with the files of its code, where a TrainingJob names
 the ConfigMap. It is none of the objects that the controller creates.

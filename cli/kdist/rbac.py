@@ -173,6 +173,13 @@ NEEDS: tuple[Need, ...] = (
         "the agents of new jobs exchange through the ConfigMap alone",
     ),
     Need(
+        "apply of code beyond 1 MiB to a claim",
+        "edit",
+        (*EXEC, *_on("get create delete", "v1", "Pod")),
+        "",
+        "code of more than 1 MiB goes to a bucket or into the image",
+    ),
+    Need(
         "apply, trying a pod",
         "edit",
         _on("create", "v1", "Pod"),

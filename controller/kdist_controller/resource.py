@@ -18,7 +18,7 @@ from kdist import backends, render
 from kdist.backends import Backend, Placement
 from kdist.errors import InvalidJobError, KdistError, Problem
 from kdist.job_file import load_text
-from kdist.manifest import COMMIT, JobOwner, Manifest, ObjectKey
+from kdist.manifest import CODE_SENT, COMMIT, JobOwner, Manifest, ObjectKey
 from kdist.spec import API_VERSION, KIND, TrainingJob
 from kdist.status import BACKEND, RENDEZVOUS, RUN_ID, STARTED, documents
 from kdist.status.documents import Document
@@ -28,6 +28,7 @@ from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_json
 _FOREIGN_KEYS: Final = (
     "argocd.argoproj.io/",
     "helm.toolkit.fluxcd.io/",
+    CODE_SENT,
     COMMIT,
     "kubectl.kubernetes.io/",
     "kustomize.toolkit.fluxcd.io/",

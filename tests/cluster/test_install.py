@@ -1,11 +1,14 @@
 """A job in an image that has Python and torch and nothing of kdist: its pods install the trainer
 and its packages from an index in reach of the cluster, as restricted pods with a read-only root, or
-take what others have installed from a claim.
+take what others have installed from a claim. A code folder of any size comes on the claim with
+their checkpoints.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import random
 import re
 import socket
 import subprocess
@@ -128,3 +131,45 @@ def test_pods_of_a_cache_install_once_and_later_jobs_start_with_what_is_there(
         assert all('"packages-installed"' in each for each in logs)
         told.append(sorted(": they were there" in each for each in logs))
     assert told == [[False, True], [True, True]]
+
+
+_TABLE = """
+import hashlib, sys
+from pathlib import Path
+from calm import Calm
+class Table(Calm):
+    def dataset(self, split):
+        data = Path(__file__).parent.joinpath("data", "table.bin").read_bytes()
+        sys.stdout.write(f"table {hashlib.sha256(data).hexdigest()}\\n")
+        return super().dataset(split)
+"""
+
+
+@pytest.mark.sampled
+def test_code_of_fifty_megabytes_is_sent_once_to_the_claim_of_the_job_and_read_there(
+    namespace: Namespace, calm: Callable[..., dict[str, Any]], stock: str, index: str
+) -> None:
+    data = random.Random(7).randbytes(50_000_000)
+    folder = namespace.home / "src"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "table.bin").write_bytes(data)
+    (folder / "mine.py").write_text(_TABLE)
+    train = {"workload": "mine:Table", "steps": 20}
+    document = calm(backend="job", image=stock, install={"index": index}, train=train)
+    namespace.apply(document)
+    (upload,) = find_uploads(namespace)
+    namespace.until("the pod is deleted", lambda: not namespace.get("pod", upload))
+    namespace.kdist("wait", "digits", timeout=600)
+    namespace.kdist("apply", "job.yaml", "--error-unchanged", code=3)
+    assert find_uploads(namespace) == {upload}
+    assert f"table {hashlib.sha256(data).hexdigest()}" in namespace.kdist("logs", "digits", "--raw")
+    (folder / "mine.py").write_text(f"{_TABLE}\n# another one\n")
+    namespace.kdist("apply", "job.yaml")
+    assert len(find_uploads(namespace)) == 2
+
+
+def find_uploads(namespace: Namespace) -> set[str]:
+    """Names of the pods that have taken code, whether they are there or not."""
+    events = json.loads(namespace.kubectl("get", "events", "-o", "json"))["items"]
+    names = {each["involvedObject"]["name"] for each in events}
+    return {each for each in names if each.startswith("digits-viewer-")}

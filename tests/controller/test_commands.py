@@ -19,7 +19,10 @@ from kdist import load
 from kdist.cluster import ApiError
 from kdist.errors import Code, KdistWarning
 from kdist.job.cluster import wait
+from kdist.manifest import CODE_SENT
+from tests.cli.cluster.api import Api
 from tests.cli.conftest import Kdist, kdist
+from tests.cli.deploy.claim import ClaimServer
 from tests.controller.conftest import Stepper
 from tests.controller.kubernetes import Kubernetes
 
@@ -94,6 +97,34 @@ def test_apply_sends_a_trainingjob_with_the_fields_that_were_set(
     assert shown.exit_code == 1
     assert "+  maxRestarts: 7" in shown.stdout
     assert kdist("get", "-n", "ml", "-o", "name").stdout == "job/digits\n"
+
+
+@pytest.mark.usefixtures("controller")
+def test_large_code_goes_to_the_claim_before_there_is_a_trainingjob(
+    kubernetes: Kubernetes, api: Api, tmp_path: Path, file: Path, kdist: Kdist
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "table.bin").write_bytes(bytes(3_000_000))
+    write(file, code="./src")
+    claim = ClaimServer(api.answer, tmp_path / "claim")
+    api.answer = claim
+    sent = kdist("apply", "job.yaml")
+    assert sent.exit_code == Code.OK, sent.stderr
+    assert sent.stdout == "trainingjob.kdist.dev/digits created\n"
+    code = spec(kubernetes)["code"]
+    assert code["claim"] == "digits-checkpoints"
+    assert (claim.root / code["subPath"] / "table.bin").stat().st_size == 3_000_000
+    created = [kind for method, kind, _ in kubernetes.writes if kind in ("Pod", "Job")]
+    assert created.index("Pod") < created.index("Job")
+    again = kdist("apply", "job.yaml", "--error-unchanged")
+    assert again.exit_code == Code.UNCHANGED, again.stderr
+    assert len(claim.pods) == 1
+    for name in ("digits", "digits-checkpoints"):
+        found = kubernetes.find("ConfigMap", name) or kubernetes.find("PersistentVolumeClaim", name)
+        assert found is not None
+        assert CODE_SENT not in found["metadata"].get("annotations", {})
+    grown = kdist("apply", "job.yaml", "--set", "spec.checkpoints.size=2Gi")
+    assert grown.exit_code == Code.OK, grown.stderr
 
 
 @pytest.mark.usefixtures("controller")

@@ -215,7 +215,11 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ),
     ),
     "how-to/kubernetes.md": (
-        ("More than {:size} goes to the bucket", "kdist.manifest:CONFIG_MAP_BYTES"),
+        (
+            "More than {:size}, up to {:size}, goes to where the checkpoints are",
+            "kdist.manifest:CONFIG_MAP_BYTES",
+            "kdist.job_file.folder:MAX_BYTES",
+        ),
         ("the files of `spec.code`, at most {:size},", "kdist.manifest:CONFIG_MAP_BYTES"),
         ("the image needs Python {:version}, torch", ".formats.requirements:OLDEST_PYTHON"),
         ("for all packages on a node, {} unless given", "kdist.spec.models:PACKAGES_SIZE"),

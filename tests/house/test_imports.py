@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from kdist.drill.target import program_source
 from tests.house.tree import ROOT
 
 LIGHT = {
@@ -165,9 +164,10 @@ def lint_imports(root: Path) -> str:
     ).stdout
 
 
-def test_the_program_that_a_drill_sends_to_a_pod_imports_only_the_standard_library() -> None:
+@pytest.mark.parametrize("program", ["drill/injection.py", "deploy/receive_code.py"])
+def test_a_program_that_is_sent_to_a_pod_imports_only_the_standard_library(program: str) -> None:
     found = set()
-    for node in ast.walk(ast.parse(program_source())):
+    for node in ast.walk(ast.parse((ROOT / "cli/kdist" / program).read_text())):
         if isinstance(node, ast.Import):
             found |= {each.name for each in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -1,5 +1,5 @@
 """The files of `spec.code` in a ConfigMap: named by what they hold, readable where they are text,
-and small enough; or a ConfigMap that is on the cluster already.
+and small enough; or a ConfigMap or a claim that is on the cluster already.
 """
 
 from __future__ import annotations
@@ -76,6 +76,30 @@ def test_a_config_map_of_the_user_is_mounted_as_the_code_and_not_made(backend: s
         assert {"name": "code", "configMap": source} in pod["volumes"]
 
 
+@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize(
+    ("claim", "volume"), [("mine", "code"), ("kept", "checkpoints"), ("images", "data-0")]
+)
+def test_code_on_a_claim_is_mounted_read_only_and_by_one_volume_of_each_claim(
+    backend: str, claim: str, volume: str
+) -> None:
+    code = {"claim": claim, "subPath": "team/src"}
+    data = [{"claim": "images", "mountPath": "/data"}]
+    rendered = place(make(code=code, data=data, checkpoints={"claim": "kept"}), backend)
+    pods = [pod["spec"] for each in rendered for pod in find_pods(each.document)]
+    for pod in pods:
+        (container,) = pod["containers"]
+        assert "--code=/code" in container["args"]
+        (mount,) = [each for each in container["volumeMounts"] if each["mountPath"] == "/code"]
+        where = {"name": volume, "mountPath": "/code"}
+        assert mount == {**where, "subPath": "team/src", "readOnly": True}
+        claims = [each.get("persistentVolumeClaim") for each in pod["volumes"]]
+        named = [each["claimName"] for each in claims if each is not None]
+        assert sorted(named) == sorted({"images", "kept", claim})
+    own = {"name": "code", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+    assert all((own in pod["volumes"]) == (volume == "code") for pod in pods)
+
+
 def test_pods_that_run_the_code_of_another_config_map_are_another_version() -> None:
     def version(**spec: Any) -> list[str]:
         (workload,) = [each for each in place(make(**spec)) if each.kind == "Job"]
@@ -85,3 +109,5 @@ def test_pods_that_run_the_code_of_another_config_map_are_another_version() -> N
 
     one, other = (version(code={"configMap": name}) for name in ("one", "other"))
     assert one != other != version()
+    claims = [{"claim": "one"}, {"claim": "other"}, {"claim": "one", "subPath": "src"}]
+    assert len({*one, *other, *version(), *(version(code=each)[0] for each in claims)}) == 6

@@ -101,26 +101,37 @@ CODE = {**FULL["spec"]["data"][1], "url": "s3://team-data/code"}
 del CODE["mountPath"]
 
 
-def with_code(**changes: str) -> dict[str, Any]:
-    return {**FULL, "spec": {**FULL["spec"], "code": {**CODE, **changes}}}
+SOURCES = {"url": CODE, "claim": {"claim": "team", "subPath": "src/mine"}}
+
+
+def with_code(source: str, **changes: str) -> dict[str, Any]:
+    return {**FULL, "spec": {**FULL["spec"], "code": {**SOURCES[source], **changes}}}
+
+
+def shapes(source: str, backend: str, **changes: str) -> list[list[tuple[Path, str]]]:
+    objects = place(load(with_code(source, **changes)), backend)
+    return [sorted(shape(each.document), key=str) for each in objects]
 
 
 CODE_SHAPES = {
-    backend: [sorted(shape(each.document), key=str) for each in place(load(with_code()), backend)]
-    for backend in backends.NAMES
+    (source, backend): shapes(source, backend) for source in SOURCES for backend in backends.NAMES
 }
 
 
-@given(name=st.sampled_from(sorted(CODE)), text=TEXTS, backend=st.sampled_from(backends.NAMES))
+@given(
+    where=st.sampled_from([(source, name) for source, each in SOURCES.items() for name in each]),
+    text=TEXTS,
+    backend=st.sampled_from(backends.NAMES),
+)
 def test_a_hostile_source_of_code_is_refused_or_changes_only_values(
-    name: str, text: str, backend: str
+    where: tuple[str, str], text: str, backend: str
 ) -> None:
+    source, name = where
     try:
-        job = load(with_code(**{name: text}))
+        found = shapes(source, backend, **{name: text})
     except InvalidJobError:
         return
-    found = [sorted(shape(each.document), key=str) for each in place(job, backend)]
-    assert found == CODE_SHAPES[backend]
+    assert found == CODE_SHAPES[source, backend]
 
 
 @pytest.mark.parametrize("text", HOSTILE)

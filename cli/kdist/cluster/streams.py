@@ -115,16 +115,17 @@ class Channels:
         return bytes(self._read.pop(channel, b""))
 
     def write(self, channel: int, data: bytes) -> None:
-        """Send bytes on a channel."""
-        from websocket import ABNF
+        """Send bytes on a channel, unless the connection is lost, which the next `update` finds."""
+        from websocket import ABNF, WebSocketException
 
-        self._websocket.send(bytes([channel]) + data, opcode=ABNF.OPCODE_BINARY)
+        with suppress(WebSocketException, OSError):
+            self._websocket.send(bytes([channel]) + data, opcode=ABNF.OPCODE_BINARY)
 
     def end(self, channel: int) -> None:
         """Close this channel for writing; the v4 protocol has no message for it."""
         from websocket import ABNF
 
-        if self._websocket.getsubprotocol() == _V5:
+        if self._websocket.getheaders().get("sec-websocket-protocol") == _V5:
             self._websocket.send(bytes([_CLOSE, channel]), opcode=ABNF.OPCODE_BINARY)
 
     def close(self) -> None:
@@ -318,16 +319,17 @@ class PodStreams:
         tty: bool = False,
         out: Callable[[bytes], object] | None = None,
         err: Callable[[bytes], object] | None = None,
+        feed: Iterator[bytes] | None = None,
         timeout: float | None = None,
     ) -> int:
         """Run a command in a container and return its exit code. What it writes goes to `out` and
-        `err` (ours by default) as it arrives.
+        `err` (ours by default) as it arrives. Its standard input is ours with `stdin`, or `feed`.
 
         Raises `KdistError` if it could not be started, or has not ended within `timeout` seconds
         (TIMEOUT; it keeps running).
         """
         description = f"exec in pod/{pod}"
-        client = self._open_exec(pod, argv, container, stdin=stdin, tty=tty)
+        client = self._open_exec(pod, argv, container, stdin=stdin or feed is not None, tty=tty)
         outputs = {STDOUT: out or _writer(1), STDERR: err or _writer(2)}
         end = deadline(timeout)
         with raw_terminal(tty) as has_terminal:
@@ -347,15 +349,15 @@ class PodStreams:
                     [client.fileno(), *([0] if listening else [])],
                     [],
                     [],
-                    0 if more else _POLL_SECONDS,
+                    0 if more or feed is not None else _POLL_SECONDS,
                 )
-                if 0 in ready:
-                    data = os.read(0, _CHUNK)
+                if 0 in ready or feed is not None:
+                    data = os.read(0, _CHUNK) if feed is None else next(filter(None, feed), b"")
                     if data:
                         client.write(STDIN, data)
                     else:
                         client.end(STDIN)
-                        listening = False
+                        listening, feed = False, None
                 more = _forward_output(client, outputs)
             _forward_output(client, outputs)
         return _exit_code(client.read(ERROR), description)

@@ -27,7 +27,7 @@ from kdist import backends, rbac, render
 from kdist.backends import RUNTIME
 from kdist.deploy import live_workload
 from kdist.deploy.admission import check_pod_admission, join
-from kdist.deploy.code import upload_code
+from kdist.deploy.code_upload import upload_code
 from kdist.deploy.delete import adopt, drop_owner, find_leftovers
 from kdist.deploy.plan import Plan, objects_of
 from kdist.errors import KdistError, NotFoundError
@@ -139,7 +139,7 @@ def send(
         rbac.require(cluster, rbac.to_delete(leftovers))
     for _ in _dry_run(cluster, plan, force=force):
         pass
-    upload_code(plan.job, plan.folder)
+    upload_code(cluster, plan, plan.folder, plan.config_map)
     if plan.revived:
         # objects owned by the old workload may be about to be garbage-collected
         drop_owner(cluster, plan.job.metadata.name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kdist.deploy.apply import ApplyResult, Difference, find_difference, send
+from kdist.deploy.code_upload import describe_sent
 from kdist.deploy.delete import find_leftovers, prune
 from kdist.deploy.plan import Plan, make_plan, objects_of
 from kdist.deploy.resource import (
@@ -20,7 +21,7 @@ from kdist.deploy.resource import (
 )
 from kdist.errors import KdistError, UsageError
 from kdist.job_file.commit import find_commit
-from kdist.manifest import COMMIT, TRAINING_JOB, Manifest
+from kdist.manifest import CODE_SENT, COMMIT, TRAINING_JOB, Manifest
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -82,8 +83,9 @@ def send_plan(
     if verbs - {"unchanged"}:
         kind = TRAINING_JOB if isinstance(plan, ResourcePlan) else ("v1", "ConfigMap")
         try:
-            body = {"metadata": {"annotations": {COMMIT: find_commit(base) or None}}}
-            objects_of(cluster, name).change(*kind, name, body)
+            sent = describe_sent(cluster, plan.job) if plan.folder is not None else ""
+            notes = {COMMIT: find_commit(base) or None, CODE_SENT: sent or None}
+            objects_of(cluster, name).change(*kind, name, {"metadata": {"annotations": notes}})
         except KdistError as error:
             notify(f"the job is applied, but its git commit is not recorded: {error}")
     if isinstance(plan, Plan) and plan.exists and "configured" in verbs:

@@ -160,8 +160,8 @@ def _plan_alone(
         code=code,
     )
     warnings = render.warn(job, placement)
-    if folder is not None and folder.url:
-        warnings.append(f"only `kdist apply` sends the files of spec.code to {folder.url}")
+    if folder is not None and folder.place:
+        warnings.append(f"only `kdist apply` sends the files of spec.code to {folder.place}")
     return Plan(job, placement, render.render(job, placement), warnings)
 
 

@@ -16,7 +16,8 @@ from kdist import backends, rbac, render
 from kdist.backends import Placement
 from kdist.deploy.admission import check_names, check_pod_admission
 from kdist.deploy.apply import ApplyResult, undo
-from kdist.deploy.code import place_code, upload_code
+from kdist.deploy.code import place_code
+from kdist.deploy.code_upload import upload_code
 from kdist.deploy.delete import is_active, is_used
 from kdist.deploy.package_lock import lock_packages
 from kdist.deploy.plan import (
@@ -243,7 +244,7 @@ def send_resource(
     check_pod_admission(cluster, plan.objects, ())
     if dry_run:
         return
-    upload_code(plan.job, plan.folder)
+    upload_code(cluster, plan.objects, plan.folder, plan.before)
     created: list[ApplyResult] = []
     try:
         for manifest in plan.manifests:

@@ -85,12 +85,16 @@ def _checks(
                 field = _Field(tree, ("spec", "data", index, "path"))
                 yield field, _check_data(field, data.path, base)
     folder = None
-    if spec.code is not None and spec.code.config_map is not None:
+    if spec.code is not None and (spec.code.config_map or spec.code.claim):
         if use == "here":
             field = _Field(tree, ("spec", "code"))
+            what = (
+                f"ConfigMap {spec.code.config_map}"
+                if spec.code.config_map
+                else f"claim {spec.code.claim}"
+            )
             problem = field.problem(
-                f"is the ConfigMap {spec.code.config_map} of a cluster, which `kdist run` does not "
-                "read",
+                f"is the {what} of a cluster, which `kdist run` does not read",
                 hint="--set spec.code=FOLDER names the same code on this machine",
             )
             yield field, iter([problem])

@@ -20,6 +20,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -76,7 +77,7 @@ class CodeFolder:
         files: what is sent, by name.
         left_out: what is not sent.
         refused: why nothing can be sent; empty if all is well.
-        url: where in a bucket it is sent; empty for a ConfigMap.
+        place: where in a bucket or on a claim it is sent; empty for a ConfigMap.
         sums: what the file SHA256SUMS there has.
     """
 
@@ -85,13 +86,18 @@ class CodeFolder:
     files: list[SentFile] = field(default_factory=list)
     left_out: list[Omission] = field(default_factory=list)
     refused: list[Omission] = field(default_factory=list)
-    url: str = ""
+    place: str = ""
     sums: str = ""
 
     @property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(each.size for each in self.files)
+
+    @property
+    def digest(self) -> str:
+        """The digest of `sums`."""
+        return sha256(self.sums.encode()).hexdigest()
 
     def read(self, convert: Callable[[Path], T]) -> dict[str, T]:
         """What `convert` makes of each file, by name. Raises `KdistError` if one must not or cannot
@@ -111,7 +117,7 @@ class CodeFolder:
         """Count, bytes and first names of what is sent, then what is left out."""
         names = _listed([each.name for each in self.files], all_names=all_names)
         count = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
-        of = f"of {self.shown}{self.url and f' to {self.url}'}"
+        of = f"of {self.shown}{self.place and f' to {self.place}'}"
         text = f"spec.code sends {count}, {self.size} bytes, {of}{names and f': {names}'}"
         left = [f"{name} ({reason})" for name, reason in self.left_out]
         return f"{text}; left out: {_listed(left, all_names=all_names)}" if left else text

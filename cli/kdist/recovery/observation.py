@@ -107,7 +107,7 @@ def _fetch_storage(target: AppliedJob, nodes: Collection[str]) -> Storage:
         name: node for name, (_, volume) in volumes.items() if (node := _node_of(volume)) in nodes
     }
     fenced = target.job.spec.train is not None
-    name = _checkpoint_claim(target)
+    name = target.job.checkpoint_claim
     if target.uses_bucket:
         return Storage("shared", fenced, pinned=pinned)
     if not name:
@@ -141,14 +141,7 @@ def _node_of(volume: Mapping[str, Any]) -> str:
     return hosts[0][0] if len(terms) == len(hosts) == 1 and len(hosts[0]) == 1 else ""
 
 
-def _checkpoint_claim(target: AppliedJob) -> str:
-    checkpoints = target.job.spec.checkpoints
-    if checkpoints is None or not checkpoints.in_cluster or target.uses_bucket:
-        return ""
-    return checkpoints.claim or f"{target.name}-checkpoints"
-
-
 def _claims_of(target: AppliedJob) -> Iterator[str]:
-    if name := _checkpoint_claim(target):
-        yield name
-    yield from (each.claim for each in target.job.spec.data if each.claim is not None)
+    code, data = target.job.spec.code, target.job.spec.data
+    claims = [target.job.checkpoint_claim, code and code.claim, *(each.claim for each in data)]
+    yield from filter(None, claims)

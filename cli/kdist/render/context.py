@@ -99,8 +99,9 @@ def check_size(sizes: Mapping[str, int]) -> None:
         raise KdistError(
             f"spec.code has {total / 1024:.0f} KiB, but a ConfigMap has at most "
             f"{CONFIG_MAP_BYTES // 1024} KiB: {named}",
-            hint="with checkpoints in a bucket (spec.checkpoints.url) code of any size goes there; "
-            "else put data and weights on a claim (spec.data), large code into the image",
+            hint="with checkpoints on a claim or in a bucket (spec.checkpoints) `kdist apply` sends"
+            " up to 1 GiB there; else put data and weights on a claim (spec.data), large code "
+            "into the image",
         )
 
 
@@ -175,9 +176,20 @@ def collect(job: TrainingJob, placement: Placement | None) -> dict[str, Any]:
         "workload_annotations": {},
         "run_id": placement.run_id,
         "code_map": code_map and TracedValue(code_map, "spec.code.configMap"),
+        "code_volume": _code_volume(job),
         "code_items": [] if not code_map else document["spec"]["code"].get("items", []),
         "guarded": min(job.spec.nodes.min, job.spec.nodes.max - 1),
     }
+
+
+def _code_volume(job: TrainingJob) -> str | None:
+    """The pods' volume with code that is on a claim; that of checkpoints or data if these are on
+    the same claim, since many kubelets never start a pod with two volumes of one claim.
+    """
+    claim = None if job.spec.code is None else job.spec.code.claim
+    known = {data.claim: f"data-{index}" for index, data in enumerate(job.spec.data)}
+    known |= {job.checkpoint_claim: "checkpoints"}
+    return None if claim is None else known.get(claim, "code")
 
 
 def name_exchange_secret(job: TrainingJob, placement: Placement) -> str:
@@ -192,7 +204,7 @@ def digest_version(job: TrainingJob, code: str) -> str:
     """Digest of everything that the job's pods run, including the digest of their code or the name
     of the ConfigMap that has it; independent of the number of nodes.
     """
-    if job.spec.code is not None and job.spec.code.url is not None:
+    if job.spec.code is not None and (job.spec.code.url or job.spec.code.claim) is not None:
         code = encode_json(job.spec.code.model_dump(mode="json"))
     elif job.spec.code is not None and job.spec.code.config_map is not None:
         items = [[each.key, each.path] for each in job.spec.code.items]

@@ -271,13 +271,15 @@ class CodeFile(ConfigModel):
 
 
 class CodeSource(UrlSource):
-    """The job's own modules or script: a folder next to the job file, a ConfigMap, or a URL."""
+    """The job's own modules or script: a folder next to the job file, a ConfigMap, a folder on a
+    claim, or a URL.
+    """
 
     path: FolderPath | None = Field(
         None,
         description=(
             "Path of a folder, relative to the job file; `kdist` sends its files, `kubectl` "
-            "cannot: up to 1 MiB in a ConfigMap, more to the bucket of checkpoints.url."
+            "cannot: up to 1 MiB in a ConfigMap, more to the claim or bucket of checkpoints."
         ),
     )
     config_map: ObjectName | None = Field(
@@ -286,7 +288,13 @@ class CodeSource(UrlSource):
             "Existing ConfigMap on the cluster, each key of which is a file; not for `kdist run`."
         ),
     )
-
+    claim: ObjectName | None = Field(
+        None,
+        description="PersistentVolumeClaim that has the code already; not for `kdist run`.",
+    )
+    sub_path: FilePath | None = Field(
+        None, description="Path of the code folder in the claim; its root unless given."
+    )
     items: list[CodeFile] = Field(
         [],
         max_length=4096,
@@ -297,9 +305,13 @@ class CodeSource(UrlSource):
     )
 
     def _violations(self) -> Iterator[Violation]:
-        if [self.path, self.config_map, self.url].count(None) != 2:
-            raise ValueError("needs exactly one of path, configMap and url")
+        if [self.path, self.config_map, self.claim, self.url].count(None) != 3:
+            raise ValueError("needs exactly one of path, configMap, claim and url")
         yield from super()._violations()
+        if self.sub_path is not None and self.claim is None:
+            yield Violation("is a path in a claim", "subPath", ("claim", "subPath"))
+        if ".." in (self.sub_path or "").split("/"):
+            yield Violation("must not contain `..`", "subPath", ("subPath",))
         if self.items and self.config_map is None:
             yield Violation("applies to a ConfigMap: it needs configMap", "items", ("items",))
         for index, each in enumerate(self.items):

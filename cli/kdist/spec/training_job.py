@@ -151,8 +151,8 @@ class Spec(CheckedModel):
     ) = Field(
         None,
         description=(
-            "Folder with your modules or script, relative to the job file, {configMap: NAME} on "
-            "the cluster, or {url: URL}; defaults to what the image contains."
+            "Folder with your modules or script, relative to the job file, {configMap: NAME} or "
+            "{claim: NAME} on the cluster, or {url: URL}; defaults to what the image contains."
         ),
     )
     data: list[Data] = Field([], max_length=64, description="Data sets that every rank can read.")
@@ -274,6 +274,14 @@ class TrainingJob(CheckedModel):
         checkpoints = self.spec.checkpoints
         bucket = None if checkpoints is None else checkpoints.bucket
         return CHECKPOINTS_MOUNT if bucket is None else bucket
+
+    @property
+    def checkpoint_claim(self) -> str | None:
+        """The claim with the checkpoints; None if they are elsewhere."""
+        found = self.spec.checkpoints
+        if found is None or found.size is None:
+            return None if found is None else found.claim
+        return f"{self.metadata.name}-checkpoints"
 
     def to_train_config(self) -> TrainConfig:
         """The trainer's settings (`train.json`): the part of the job that does not depend on where

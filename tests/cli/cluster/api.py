@@ -11,7 +11,7 @@ import ssl
 import sys
 import threading
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha1
@@ -45,7 +45,7 @@ class Asked:
 class Reply:
     """What to answer: a document, or `lines` that are sent one by one; with `cut` the connection
     ends before its answer does. `channels` come over a websocket, as what a command in a container
-    prints does.
+    prints does; a function makes them of what comes to its standard input.
     """
 
     status: int = 200
@@ -53,7 +53,7 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     lines: Iterable[str] | None = None
     cut: bool = False
-    channels: Mapping[int, bytes] | None = None
+    channels: Mapping[int, bytes] | Callable[[bytes], Mapping[int, bytes]] | None = None
 
 
 Answer = Callable[[Asked], Reply]
@@ -133,7 +133,9 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.wfile.write(b"0\r\n\r\n")
 
-    def _send_channels(self, channels: Mapping[int, bytes]) -> None:
+    def _send_channels(
+        self, channels: Mapping[int, bytes] | Callable[[bytes], Mapping[int, bytes]]
+    ) -> None:
         """Open the websocket, send messages of at most 32 KiB, as an API server does, and close
         it.
         """
@@ -146,12 +148,32 @@ class Handler(BaseHTTPRequestHandler):
         protocol = self.headers["sec-websocket-protocol"].partition(",")[0]
         self.send_header("Sec-WebSocket-Protocol", protocol)
         self.end_headers()
+        if callable(channels):
+            fed = "stdin=true" in self.path
+            channels = channels(b"".join(self._read_input()) if fed else b"")
         for channel, text in channels.items():
             for begin in range(0, len(text), 1 << 15):
                 data = bytes([channel]) + text[begin : begin + (1 << 15)]
                 self.wfile.write(ABNF.create_frame(data, ABNF.OPCODE_BINARY).format())
         self.wfile.write(ABNF.create_frame(b"", ABNF.OPCODE_CLOSE).format())
         self.close_connection = True
+
+    def _read_input(self) -> Iterator[bytes]:
+        """The client's messages to channel 0, up to the one that ends it."""
+        while True:
+            if len(head := self.rfile.read(2)) < 2:
+                raise ConnectionError("it was cut off")
+            size = head[1] & 0x7F
+            if size > 125:
+                size = int.from_bytes(self.rfile.read(2 if size == 126 else 8))
+            mask = self.rfile.read(4)
+            masked = self.rfile.read(size)
+            key = int.from_bytes((mask * (size // 4 + 1))[:size])
+            data = (int.from_bytes(masked) ^ key).to_bytes(size)
+            if data == b"\xff\x00":
+                return
+            assert data[0] == 0, data
+            yield data[1:]
 
     def log_message(self, *args: object) -> None:
         """Say nothing."""

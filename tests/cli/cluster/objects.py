@@ -8,7 +8,7 @@ import copy
 import time
 from typing import Any
 
-from kdist.manifest import COMMIT
+from kdist.manifest import CODE_SENT, COMMIT
 from tests.cli.cluster.api import Asked, Reply, refusal
 
 KINDS = {
@@ -150,8 +150,8 @@ class Store:
         if before is not None and "ownerReferences" in before["metadata"]:
             kept["ownerReferences"] = before["metadata"]["ownerReferences"]
         old = {} if before is None else before["metadata"].get("annotations") or {}
-        if COMMIT in old:
-            kept["annotations"] = {COMMIT: old[COMMIT], **asked.body["metadata"]["annotations"]}
+        if notes := {key: old[key] for key in (CODE_SENT, COMMIT) if key in old}:
+            kept["annotations"] = {**notes, **asked.body["metadata"]["annotations"]}
         kept["managedFields"] = [{"manager": asked.query["fieldManager"], "operation": "Apply"}]
         body = {**asked.body, "metadata": {**asked.body["metadata"], "uid": asked.path, **kept}}
         if "dryRun" not in asked.query:

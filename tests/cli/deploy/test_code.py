@@ -94,13 +94,13 @@ def test_the_pods_fetch_what_was_sent_and_the_same_content_is_sent_once(
     assert len({name.split("/")[2] for name in s3.objects if "/_code/" in name}) == 2
 
 
-def test_without_a_bucket_it_is_refused_with_the_ways_there_are(
+def test_without_a_claim_or_bucket_it_is_refused_with_the_ways_there_are(
     api: Api, store: Store, file: Path, kdist: Kdist, bucket: tuple[str, str]
 ) -> None:
-    refused = kdist("apply", str(file))
+    refused = kdist("apply", str(file), "--set", "spec.checkpoints=null")
     assert refused.exit_code == Code.ERROR
     assert "table ü.bin (3072 KiB)" in refused.stderr
-    assert "spec.checkpoints.url" in refused.stderr
+    assert "on a claim or in a bucket (spec.checkpoints)" in refused.stderr
 
 
 def test_what_cannot_be_sent_leaves_the_cluster_as_it_was(
@@ -143,4 +143,4 @@ def test_a_job_names_code_by_url_itself_also_for_a_run_on_this_machine(
     assert json.loads(data["job.json"])["spec"]["code"]["url"] == "hf://team/code@v1"
     both = kdist("apply", str(file), "--set", "spec.code={url: 'hf://team/code', path: src}")
     assert both.exit_code == Code.USAGE
-    assert "needs exactly one of path, configMap and url" in both.stderr
+    assert "needs exactly one of path, configMap, claim and url" in both.stderr

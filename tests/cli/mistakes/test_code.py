@@ -53,6 +53,18 @@ def test_a_mistake_in_the_code_is_named_before_anything_runs(
     assert kdist("run", "job.yaml").stderr.startswith(result.stderr.splitlines()[0])
 
 
+@pytest.mark.parametrize(("kind", "said"), [("configMap", "ConfigMap"), ("claim", "claim")])
+def test_code_on_a_cluster_is_valid_there_and_not_for_a_run_here(
+    kind: str, said: str, kdist: Kdist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, f"code: {{{kind}: mine}}\n  train: {{workload: model:Complete, steps: 1}}")
+    assert kdist("validate", "job.yaml").exit_code == 0
+    refused = kdist("run", "job.yaml")
+    assert refused.exit_code == 2
+    assert f"is the {said} mine of a cluster, which `kdist run` does not read" in refused.stderr
+
+
 @pytest.mark.parametrize(
     "spec",
     [

@@ -53,6 +53,7 @@ class HostileCluster(Cluster):
         if change is None or asked.path in ("/api", "/apis"):
             return reply
         lines = None if reply.lines is None else [_encodable(change(each)) for each in reply.lines]
+        assert not callable(reply.channels)
         channels = None if reply.channels is None else dict(reply.channels)
         for number in channels or {}:
             if number in (1, 2) and channels:

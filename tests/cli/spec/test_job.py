@@ -368,7 +368,12 @@ def test_betas_are_two_numbers(betas: str, valid: bool) -> None:
         ("  restartedAt: now", "must be a time such as `2026-05-01T12:00:00Z`"),
         ("  restartedAt: '2026-02-31T12:00:00Z'", "must be a time: day is out of range for month"),
         ("  code: {configmap: mine}", "did you mean `configMap`"),
-        ("  code: {path: src, configMap: mine}", "one of path, configMap and url"),
+        ("  code: {path: src, configMap: mine}", "one of path, configMap, claim and url"),
+        ("  code: {claim: mine, url: 'hf://a/b'}", "one of path, configMap, claim and url"),
+        ("  code: {configMap: mine, subPath: src}", "is a path in a claim"),
+        ("  code: {claim: mine, subPath: a/../b}", "must not contain `..`"),
+        ("  code: {claim: mine, subPath: /a}", "must be a relative path"),
+        ("  code: {claim: mine, size: 1Gi}", "needs url"),
         ("  checkpoints: {claim: mine, reclaimPolicy: Delete}", "it needs size"),
     ],
 )

@@ -158,7 +158,9 @@ def _code(job: TrainingJob, base: Path, problems: list[str]) -> list[str]:
         (source,) = (each for each in list_fetches(job) if each.mount == CODE_MOUNT)
         return ["--code", str(folder_of(source) / "files")]
     if job.spec.code.path is None:
-        problems.append(f"spec.code: ConfigMap {job.spec.code.config_map} is on a cluster")
+        claim, config_map = job.spec.code.claim, job.spec.code.config_map
+        where = f"claim {claim}" if claim else f"ConfigMap {config_map}"
+        problems.append(f"spec.code: {where} is on a cluster")
         return []
     code = resolve_path(base, job.spec.code.path)
     if not code.is_dir():

@@ -103,6 +103,17 @@ def test_data_and_code_are_found_relative_to_the_job_file(
     assert options(plan(job, folder, tmp_path)[0])["--data"] == f"/data={tmp_path / 'images'}"
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [({"claim": "team"}, "claim team is"), ({"configMap": "mine"}, "ConfigMap mine is")],
+)
+def test_code_that_is_on_a_cluster_is_named(
+    folder: RunFolder, tmp_path: Path, code: dict[str, str], said: str
+) -> None:
+    with pytest.raises(UsageError, match=f"spec.code: {said} on a cluster"):
+        plan(make_job(code=code), folder, tmp_path)
+
+
 def test_a_home_directory_in_a_path_is_the_callers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

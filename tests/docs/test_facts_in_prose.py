@@ -560,6 +560,12 @@ def test_pages_about_metrics_say_how_many_series_an_agent_has_at_most() -> None:
     assert f"at most {each} + {more} per rank" in read("reference/chart.md")
 
 
+def test_the_readme_shows_the_accuracy_that_the_demo_asks_for() -> None:
+    demo = (ROOT / "examples/demo.py").read_text()
+    (asked,) = re.findall(r"^ACCURACY = ([\d.]+)$", demo, re.MULTILINE)
+    assert f", at least {float(asked):.0%}" in read("../README.md")
+
+
 def test_the_page_about_gpus_says_how_large_shared_memory_may_grow() -> None:
     template = (ROOT / "cli/kdist/manifests/_pod.yaml.j2").read_text()
     (field,) = re.findall(r'medium: Memory, sizeLimit: \{\{ field\("spec\.([\w.]+)"\)', template)

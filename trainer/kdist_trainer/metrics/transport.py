@@ -154,7 +154,8 @@ _MAX_ADDRESS_BYTES = 100
 _LINK_BYTES = len("/kdist-12345678/s/")
 _SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - in folders of random names
 _RECONNECT_SECONDS = 1.0
-_PROGRESS_SECONDS = 1.0
+PROGRESS_SECONDS = 1.0
+"""Least time between two `progress` events, of the managed loop and of scripts."""
 
 
 class NoShortFolderError(OSError, ValueError):
@@ -481,7 +482,7 @@ class _Script:
         """Write the heartbeat, and log the progress of rank 0 about once a second."""
         self.beat(Phase.STEP, step)
         seconds = self._last - self._logged_at
-        if stats.rank != 0 or seconds < _PROGRESS_SECONDS:
+        if stats.rank != 0 or seconds < PROGRESS_SECONDS:
             return
         rate = None
         if math.isinf(seconds):

@@ -31,6 +31,7 @@ from torch import Tensor
 from kdist_trainer import log
 from kdist_trainer.distributed.world import World
 from kdist_trainer.errors import NonFiniteError, PeersLostError, ReplicasDifferError
+from kdist_trainer.metrics.transport import PROGRESS_SECONDS
 from kdist_trainer.processes.signals import StopCounter
 from kdist_trainer.state import digest_of
 from kdist_trainer.training.carrying import CarriedNews
@@ -329,10 +330,6 @@ def check_replicas(ctx: TrainContext, result: IntervalResult) -> None:
     raise ReplicasDifferError(
         f"{what}; the training starts again from its newest checkpoint, of step {committed}"
     )
-
-
-PROGRESS_SECONDS = 1.0
-"""Least time between two `progress` events."""
 
 
 def sync_ranks(ctx: TrainContext) -> IntervalResult:

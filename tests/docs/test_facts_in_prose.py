@@ -25,18 +25,23 @@ from kdist.convert import launch
 from kdist.convert.manifests import convert_files
 from kdist.convert.values import KEPT
 from kdist.crd.definition import _COLUMNS, ConditionType
+from kdist.drill.command import command as drill
+from kdist.drill.faults import FAULTS
 from kdist.errors import Code
 from kdist.job.goals import GOALS
+from kdist.render import find_pods
 from kdist.render.packages import _SAFETENSORS
 from kdist.spec import TrainingJob
 from kdist.spec.models import _RESERVED_PREFIXES
 from kdist_trainer.agent.restart_policy import _backoff_seconds
 from kdist_trainer.causes.host import SHARED_MEMORY
+from kdist_trainer.checkpoint.interval import choose_seconds
 from kdist_trainer.config import Exit
 from kdist_trainer.formats.requirements import REQUIREMENTS
 from kdist_trainer.processes.signals import kill_deadline
 from tests.docs.blocks import DOCS, PAGES
 from tests.house.tree import ROOT, files
+from tests.manifests.jobs import FULL, load, place
 from tests.trainer.metrics.scrape import BASE_SERIES, SERIES_OF_A_RANK
 
 COUNTED: Final = (
@@ -558,6 +563,36 @@ def test_pages_about_metrics_say_how_many_series_an_agent_has_at_most() -> None:
     each, more = BASE_SERIES, SERIES_OF_A_RANK
     assert f"at most {each} + {more} x local ranks series" in read("reference/metrics.md")
     assert f"at most {each} + {more} per rank" in read("reference/chart.md")
+
+
+def test_help_and_page_of_drill_explain_each_fault() -> None:
+    table = read("how-to/drill.md").partition("## The faults")[2].partition("## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*FAULTS]
+    explained = str(drill.help).partition("Faults:\n")[2].partition("\n\n")[0]
+    assert re.findall(r"^ *(\w+) {2,}", explained, re.MULTILINE) == [*FAULTS]
+
+
+def test_the_page_about_security_says_what_a_pod_is_confined_to() -> None:
+    (pod,) = [pod for each in place(load(FULL)) for pod in find_pods(each.document)]
+    (seccomp,) = {pod["spec"]["securityContext"]["seccompProfile"]["type"]}
+    page = read("explanation/security.md")
+    confined = "a number, not root; no capabilities; no privilege escalation"
+    assert f"| {confined}; seccomp `{seccomp}` |" in page
+    assert "| the root is read-only; `/tmp`, `/run/kdist` and `/dev/shm` are writable;" in page
+    for container in pod["spec"]["containers"]:
+        context = container["securityContext"]
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["allowPrivilegeEscalation"] is False
+
+
+def test_the_page_about_checkpoints_computes_intervals_as_the_code_does() -> None:
+    hour, day = (
+        choose_seconds(cost=1.0, duration=2.0, between_losses=seconds, went_back=True)
+        for seconds in (3600.0, 86_400.0)
+    )
+    page = read("how-to/data-and-checkpoints.md")
+    assert f"a failure an hour that is {hour:.0f} s; with a failure a day, {day:.0f} s" in page
 
 
 def test_the_readme_shows_the_accuracy_that_the_demo_asks_for() -> None:

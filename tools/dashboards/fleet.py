@@ -5,6 +5,7 @@ goes.
 from kdist.agents.metrics import STRAGGLER_RATIO
 from tools.dashboards.model import (
     RATE,
+    RESTARTS,
     STALLED_SECONDS,
     Dashboard,
     Kind,
@@ -79,7 +80,7 @@ NOW = PanelRow(
         stat(
             "Restarts",
             "Of all jobs since their agents started",
-            "sum(kdist_worker_group_restarts_total{}) or vector(0)",
+            f"sum({RESTARTS}) or vector(0)",
             "none",
             width=4,
             height=3,
@@ -99,9 +100,7 @@ NOW = PanelRow(
                 "Samples/s": f"sum {_BY_JOB} (rate(kdist_samples_total{{}}[{RATE}]))",
                 "FLOP/s": f"sum {_BY_JOB} (rate(kdist_model_flops_total{{}}[{RATE}]))",
                 "Goodput": f"(sum {_BY_JOB} ({_PRODUCTIVE}) > 0) / sum {_BY_JOB} ({_OBSERVED})",
-                "Restarts": f"max {_BY_JOB} (sum by (namespace, kdist_job, instance) "
-                f"(kdist_worker_group_restarts_total{{}}))"
-                f" or 0 * max {_BY_JOB} (kdist_generation{{}})",
+                "Restarts": RESTARTS,
                 "Skew": (
                     f"round(max {_BY_JOB} ({_BUSY_OF_RANK}) / quantile {_BY_JOB} (0.5, "
                     f"{_BUSY_OF_RANK}), 0.01)"

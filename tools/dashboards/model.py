@@ -246,6 +246,12 @@ def bars(
     )
 
 
+RESTARTS = (
+    "max by (namespace, kdist_job) (sum by (namespace, kdist_job, instance) "
+    "(kdist_worker_group_restarts_total{})) or 0 * max by (namespace, kdist_job) "
+    "(kdist_generation{})"
+)
+"""Restarts of each job since its agents started, each of which counts all of them."""
 STALLED_SECONDS = (60, 120)
 """Without a step, after which a training is marked; the larger number is that of the alert."""
 

@@ -57,13 +57,15 @@ class FaultPlan:
         return {
             "rank": f"rank {self.rank} on {self.node}",
             "agent": f"the agent of {self.node}",
+            "pod": self.node,
             "silence": f"all processes of {self.node}",
-        }.get(self.fault, self.node)
+        }[self.fault]
 
     @property
     def action(self) -> str:
         """What it does, as a verb with its object."""
-        verb = {"rank": "kills", "agent": "kills", "pod": "takes away"}.get(self.fault, "stops")
+        verbs = {"rank": "kills", "agent": "kills", "pod": "takes away", "silence": "stops"}
+        verb = verbs[self.fault]
         lasting = f" for {seconds(self.seconds)}" if self.seconds else ""
         return f"{verb} {self.target}{lasting}"
 

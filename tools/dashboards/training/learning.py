@@ -5,6 +5,7 @@ from __future__ import annotations
 from kdist.agents.metrics import STRAGGLER_RATIO
 from tools.dashboards.model import (
     RATE,
+    RESTARTS,
     STALLED_SECONDS,
     PanelRow,
     at_least,
@@ -96,10 +97,7 @@ OVERVIEW = PanelRow(
         stat(
             "Restarts",
             "Restarts of the worker group since its agents started",
-            (
-                "max(sum by (instance) (kdist_worker_group_restarts_total{}) or 0 * "
-                "kdist_generation{})"
-            ),
+            RESTARTS,
             "none",
             thresholds=at_most(1, 4),
         ),

@@ -42,7 +42,7 @@ from kdist_trainer.agent.coordination import (
 from kdist_trainer.agent.exits import RankState
 from kdist_trainer.agent.worker_group import can_keep_workers
 from kdist_trainer.config import Cause, Exit, TrainConfig
-from kdist_trainer.instrumentation.fault_handler import LOOK, look_path, read_line
+from kdist_trainer.instrumentation.fault_handler import DUMP, LOOK, look_path, read_line
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.liveness import Call, Heartbeat, Phase, RankSnapshot, heartbeat_path
 from kdist_trainer.processes.process_tree import catches, is_stopped
@@ -489,7 +489,7 @@ def dump_stacks(pids: dict[int, int], paths: dict[int, Path]) -> dict[int, list[
     """
     before = {local_rank: _size(path) for local_rank, path in paths.items()}
     for pid in pids.values():
-        for number in (signal.SIGUSR2, signal.SIGCONT):
+        for number in (DUMP, signal.SIGCONT):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
     deadline = time.monotonic() + DUMP_SECONDS

@@ -12,10 +12,13 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Final
 
 from kdist_trainer.errors import is_user_code
 from kdist_trainer.ipc.failure import TRACEBACK_LINES
 
+DUMP: Final = signal.SIGUSR2
+"""The signal on which a rank writes the stacks of all its threads, and continues."""
 LOOK: int | None = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
 """The signal on which a rank writes where its main thread stands, and continues. It is a real-time
 one, since scripts have uses of their own for SIGUSR1 and SIGUSR2. None where the system has none.
@@ -27,21 +30,21 @@ _FRAME = re.compile(r'\s+File "(.*)", line (\d+) in (.*)')
 
 
 def stacks_path(scratch: Path, local_rank: int) -> Path:
-    """The file for a rank's stacks, which are dumped on SIGUSR2."""
+    """The file for a rank's stacks, which are written on `DUMP`."""
     return scratch / f"rank-{local_rank}.stacks"
 
 
 def install(scratch: Path, local_rank: int) -> None:
     """Write the stacks of this process to the rank's files, or to stderr if the disk is full: of
-    all threads on SIGUSR2, of the main thread on `LOOK`, and when a fatal signal ends it.
+    all threads on `DUMP`, of the main thread on `LOOK`, and when a fatal signal ends it.
     """
     try:
         # The file stays open: the handler writes to its descriptor, even if Python is blocked.
         faulthandler.register(
-            signal.SIGUSR2, file=stacks_path(scratch, local_rank).open("w"), all_threads=True
+            DUMP, file=stacks_path(scratch, local_rank).open("w"), all_threads=True
         )
     except OSError:
-        faulthandler.register(signal.SIGUSR2, all_threads=True)
+        faulthandler.register(DUMP, all_threads=True)
     if LOOK is not None:
         # the agent empties the file, so what is written is appended
         with contextlib.suppress(OSError):

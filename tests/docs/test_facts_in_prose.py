@@ -566,7 +566,8 @@ def test_pages_about_metrics_say_how_many_series_an_agent_has_at_most() -> None:
 
 
 def test_help_and_page_of_drill_explain_each_fault() -> None:
-    table = read("how-to/drill.md").partition("## The faults")[2].partition("## ")[0]
+    page = (DOCS / "how-to/drill.md").read_text()
+    table = page.partition("## The faults")[2].partition("## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*FAULTS]
     explained = str(drill.help).partition("Faults:\n")[2].partition("\n\n")[0]
     assert re.findall(r"^ *(\w+) {2,}", explained, re.MULTILINE) == [*FAULTS]

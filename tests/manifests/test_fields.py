@@ -70,6 +70,8 @@ ELSEWHERE = {
     "spec.code": "its files are in the placement",
     "spec.code.path": "it is what spec.code is",
     "spec.code.configMap": "it excludes a folder; test_code has it",
+    "spec.code.claim": "it excludes a folder; test_code has it",
+    "spec.code.subPath": "it needs claim; test_code has it",
     **{
         f"spec.install.{name}": "its archive is no text; test_install has it"
         for name in ("packages", "index", "size", "lock", "cache.claim", "cache.hostPath")

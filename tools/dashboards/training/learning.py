@@ -97,7 +97,7 @@ OVERVIEW = PanelRow(
         stat(
             "Restarts",
             "Restarts of the worker group since its agents started",
-            RESTARTS,
+            f"max({RESTARTS})",
             "none",
             thresholds=at_most(1, 4),
         ),

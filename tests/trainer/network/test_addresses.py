@@ -28,7 +28,7 @@ def test_all_addresses_have_the_same_port_and_no_other_is_open() -> None:
         (port,) = {each.getsockname()[1] for each in opened}
         assert {each.getsockname()[0] for each in opened} == {"127.0.0.2", "127.0.0.3"}
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port))
+            socket.create_connection(("127.0.0.4", port))  # where no other test listens
     finally:
         for each in opened:
             each.close()

@@ -5,7 +5,7 @@ raises.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from kdist_trainer.formats import LEDGER, STEPS_FILE
 from kdist_trainer.training import step_log as step_log_module
 from kdist_trainer.training.step_log import StepLog
 from kdist_trainer.training.sync import StepRecord
+from tests.small_disk import fill, small_disk
 
 
 def world_of(rank: int) -> World:
@@ -58,6 +59,28 @@ def test_what_the_rank_waited_for_others_is_shared_out_among_the_steps_since(
     step_log.close()
     expected = [0.1, 0.1, 0.1, 0.0, 0.5, 0.5]
     assert [line["wait_seconds"] for line in read_lines(tmp_path / LEDGER / STEPS_FILE)] == expected
+
+
+@pytest.fixture(name="disk")
+def make_disk(tmp_path: Path) -> Iterator[Path]:
+    yield from small_disk(tmp_path / "disk", mib=1)
+
+
+def test_lines_of_which_a_full_disk_takes_the_first_are_written_once(disk: Path) -> None:
+    step_log = StepLog(disk, world_of(0))
+    step_log.add_steps([record(1)], [1.0])
+    step_log.flush()
+    ballast = fill(disk)
+    step_log.add_steps(map(record, range(2, 102)), [1.0] * 100)
+    step_log.flush()
+    path = disk / LEDGER / STEPS_FILE
+    assert 1 < len(read_lines(path)) < 101, "what fits into the last page"
+    with pytest.raises(OSError, match="100 lines"):
+        step_log.sync()
+    ballast.unlink()
+    step_log.sync()
+    step_log.close()
+    assert [line["step"] for line in read_lines(path)] == [*range(1, 102)]
 
 
 def test_lines_that_a_disk_refuses_wait_and_hold_back_the_commit(tmp_path: Path) -> None:

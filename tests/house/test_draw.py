@@ -67,6 +67,28 @@ def test_a_tenth_of_the_sampled_tests_and_all_others_run(tmp_path: Path) -> None
     }
 
 
+def test_what_failed_is_tried_again_and_nothing_is_drawn_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "test_sample.py").write_text(SAMPLE.replace("number >= 0", "number < 0"))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = sampled\n")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
+    command = [sys.executable, "-m", "pytest", "-p", "tests.draw", "--draw=sampled"]
+
+    def fail(seed: str, *more: str) -> list[str]:
+        printed = subprocess.run(
+            [*command, *more],
+            cwd=tmp_path,
+            env=environment | {"KDIST_SEED": seed},
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+        return sorted(re.findall(r"^FAILED (\S+)", printed, re.MULTILINE))
+
+    drawn = fail("seed-0")
+    assert drawn
+    assert fail("seed-1", "--last-failed") == drawn
+
+
 def test_without_a_seed_the_draw_prints_the_one_that_repeats_it(tmp_path: Path) -> None:
     drawn, name, seed = draw(tmp_path)
     assert draw(tmp_path, seed) == (drawn, name, seed)

@@ -1,10 +1,11 @@
-"""Cells of a notebook, and an empty folder to work in."""
+"""Cells of a notebook, an empty folder to work in, and what the code of a job prints."""
 
 from __future__ import annotations
 
 import linecache
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -14,7 +15,9 @@ from typing import Any
 
 import pytest
 
+import kdist
 from kdist.job.local.job import LocalJob
+from kdist.spec import CodeSource
 
 Cells = Callable[[str], dict[str, Any]]
 
@@ -43,7 +46,27 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Cells:
         file = f"<ipython-input-{next(numbers)}>"
         lines = source.splitlines(keepends=True)
         linecache.cache[file] = (len(source), None, lines, file)
-        exec(compile(source, file, "exec"), vars(main))  # noqa: S102 - as a notebook does
+        code = compile(source, file, "exec", dont_inherit=True)
+        exec(code, vars(main))  # noqa: S102 - as a notebook does
         return vars(main)
 
     return run
+
+
+def folder(job: kdist.JobDefinition) -> Path:
+    """Where its code is."""
+    code = job.job.spec.code
+    assert isinstance(code, CodeSource)
+    return Path(str(code.path))
+
+
+def output(job: kdist.JobDefinition) -> str:
+    """What the job's script prints in a process of its own, somewhere else."""
+    script = job.job.spec.script
+    assert script is not None
+    file = folder(job) / str(script.path)
+    done = subprocess.run(
+        [sys.executable, str(file)], cwd="/", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr + file.read_text()
+    return done.stdout

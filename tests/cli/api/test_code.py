@@ -13,28 +13,8 @@ import pytest
 
 import kdist
 from kdist.errors import UsageError
-from kdist.spec import CodeSource
-from tests.cli.api.conftest import Cells
+from tests.cli.api.conftest import Cells, folder, output
 from tests.docs.blocks import DOCS
-
-
-def folder(job: kdist.JobDefinition) -> Path:
-    code = job.job.spec.code
-    assert isinstance(code, CodeSource)
-    return Path(str(code.path))
-
-
-def output(job: kdist.JobDefinition) -> str:
-    """What the job's script prints in a process of its own, somewhere else."""
-    script = job.job.spec.script
-    assert script is not None
-    file = folder(job) / str(script.path)
-    done = subprocess.run(
-        [sys.executable, str(file)], cwd="/", capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr + file.read_text()
-    return done.stdout
-
 
 CELL = """
 import json as notation
@@ -166,10 +146,26 @@ def test_the_page_about_python_shows_the_error_that_is_raised(cell: Cells) -> No
     assert shown in (DOCS / "how-to" / "python.md").read_text()
 
 
-def test_an_argument_that_is_no_constant_is_refused(cell: Cells) -> None:
+def test_an_argument_that_no_expression_says_is_refused_with_its_place(cell: Cells) -> None:
     names = cell("def train(model):\n    pass")
     with pytest.raises(UsageError, match="`model`, which args uses"):
         kdist.from_code(names["train"], args={"model": object()})
+    with pytest.raises(UsageError, match=r"`model\['a'\]\[1\]`, which args uses"):
+        kdist.from_code(names["train"], args={"model": {"a": [1, object()]}})
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("async def train(): pass", "an async function"),
+        ("def train(): yield 1", "a generator function"),
+        ("async def train(): yield 1", "an async generator function"),
+    ],
+)
+def test_a_function_whose_call_runs_nothing_is_refused(cell: Cells, source: str, kind: str) -> None:
+    with pytest.raises(UsageError, match=f"`train` is {kind}, and a call of it") as caught:
+        kdist.from_code(cell(source)["train"])
+    assert "in a plain function" in caught.value.hint
 
 
 def test_a_function_whose_source_is_lost_is_refused() -> None:

@@ -1,0 +1,95 @@
+"""Modules of one's own are copied from wherever they are imported, as they are on the disk."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kdist
+from tests.cli.api.conftest import Cells, folder, output
+
+OWN = """
+import far.deep.end
+STEPS = 1
+COUNT = 0
+CACHE = {}
+
+def steps():
+    global COUNT
+    COUNT += 1
+    CACHE["a"] = 1
+    return STEPS + far.deep.end.MORE
+
+class Model:
+    size = 1
+
+    def run(self):
+        return 1
+"""
+CELL = "import own\nown.steps()\ndef train():\n    print(own.steps())\n"
+
+
+@pytest.fixture(autouse=True)
+def source(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder next to that of the notebook, whose modules it imports."""
+    folder = home.parent / f"{home.name}-source"
+    (folder / "far" / "deep").mkdir(parents=True)
+    (folder / "far" / "deep" / "end.py").write_text("MORE = 4\n")
+    (folder / "own.py").write_text(OWN)
+    monkeypatch.setattr(sys, "path", [*sys.path, f"../{folder.name}"])
+    known = {*sys.modules}
+    yield folder
+    for each in {*sys.modules} - known:
+        del sys.modules[each]
+
+
+def test_modules_of_a_folder_that_was_added_to_the_path_are_copied(cell: Cells) -> None:
+    names = cell(CELL)
+    job = kdist.from_code(names["train"])
+    made = {path.relative_to(folder(job)).as_posix() for path in folder(job).rglob("*.py")}
+    assert made == {"run_train.py", "own.py", "far/deep/end.py"}
+    assert output(job) == "5\n"
+
+
+def test_installed_modules_and_those_with_compiled_parts_are_not_copied(
+    cell: Cells, source: Path
+) -> None:
+    (source / "fast").mkdir()
+    (source / "fast" / "__init__.py").write_text("")
+    (source / "fast" / "part.abi3.so").write_text("")
+    names = cell("import fast, json, yaml, kdist\ndef train():\n    fast, json, yaml, kdist\n")
+    job = kdist.from_code(names["train"])
+    assert [path.name for path in folder(job).rglob("*.py")] == ["run_train.py"]
+
+
+@pytest.mark.parametrize(
+    ("later", "name"),
+    [
+        ("own.STEPS = 7", "STEPS"),
+        ("own.steps = lambda: 2", "steps"),
+        ("own.Model.size = 2", "Model.size"),
+        ("own.Model.run = lambda self: 2", "Model.run"),
+    ],
+)
+def test_a_module_that_was_changed_in_memory_is_warned_of(
+    cell: Cells, later: str, name: str
+) -> None:
+    names = cell(CELL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kdist.from_code(names["train"])
+    cell(later)
+    with pytest.warns(kdist.KdistWarning, match=f"`own.{name}` is not what own.py says"):
+        kdist.from_code(names["train"])
+
+
+def test_a_module_that_was_changed_on_the_disk_is_warned_of(cell: Cells, source: Path) -> None:
+    names = cell(CELL)
+    (source / "own.py").write_text(OWN.replace("return STEPS", "return 2 * STEPS"))
+    with pytest.warns(kdist.KdistWarning, match="`own.steps` is not what own.py says"):
+        job = kdist.from_code(names["train"])
+    assert output(job) == "6\n"

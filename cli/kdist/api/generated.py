@@ -178,6 +178,7 @@ class GeneratedModule:
                     )
                     raise UsageError(problem, hint=f"define `{name}` again") from error
         part.text = source.text()
+        is_lazy |= sys.version_info >= (3, 14)
         at_once = {*names_at_definition(node, is_lazy=is_lazy)}
         part.calls = {each for one in node.decorator_list for each in names_at_definition(one)}
         for each in sorted({*_names(symtable.symtable(part.text, name, "exec"))} & {*space}):

@@ -51,7 +51,8 @@ def write(value: Any, refer: Refer, path: str = "") -> str:
 
 def write_class(kind: Any, refer: Refer) -> str | None:
     """The call that makes a class; None for those of a class statement."""
-    if not _is_named_tuple(kind) or "__annotations__" in vars(kind):
+    stated = {"__annotations__", "__annotate_func__", "__orig_bases__"} & vars(kind).keys()
+    if not _is_named_tuple(kind) or stated:
         return None
     defaults = _write_items(getattr(kind, "_field_defaults", {}).values(), refer)
     made = f"{refer(collections)}.namedtuple({kind.__name__!r}, {kind._fields!r}"

@@ -104,8 +104,10 @@ def _find_magic_cells() -> Iterator[str]:
     for file in reversed([*linecache.cache]):
         text = "".join(linecache.getlines(file))
         if text.startswith("get_ipython().run_cell_magic("):
-            with suppress(SyntaxError, ValueError):
-                yield str(ast.literal_eval(ast.parse(text).body[0].value.args[2]))  # type: ignore[attr-defined]
+            with suppress(SyntaxError):
+                match ast.parse(text).body:
+                    case [ast.Expr(ast.Call(args=[_, _, ast.Constant(str(cell))]))]:
+                        yield cell
 
 
 def find_codes(text: str, flags: int = 0) -> set[CodeType]:

@@ -87,10 +87,10 @@ def _write(value: Any, refer: Refer) -> str:
     if kind.__module__ == "torch" and kind.__name__ in {"device", "dtype"}:
         torch = refer(sys.modules["torch"])
         return repr(value) if kind.__name__ == "dtype" else f"{torch}.device({str(value)!r})"
-    if dataclasses.is_dataclass(kind) and not hasattr(kind, "__post_init__"):
+    if hasattr(kind, "__dataclass_fields__") and not hasattr(kind, "__post_init__"):
         fields = {each.name: getattr(value, each.name, None) for each in dataclasses.fields(kind)}
-        given = inspect.signature(kind).parameters
-        if {*fields} == {*given} == {*getattr(value, "__dict__", fields)}:
+        known = inspect.signature(kind).parameters
+        if {*fields} == {*known} == {*getattr(value, "__dict__", fields)}:
             return f"{refer(kind)}({_write_fields(fields, refer)})"
     elif _is_named_tuple(kind):
         return f"{refer(kind)}({_write_items(value, refer)})"

@@ -102,7 +102,7 @@ def from_code(
 
 def _check_call(function: FunctionType, args: Mapping[str, Any]) -> Mapping[str, Any]:
     called = function.__name__
-    kinds = {
+    kinds: dict[str, tuple[Callable[[object], bool], str]] = {
         "an async": (inspect.iscoroutinefunction, f"with `asyncio.run({called}())`"),
         "a generator": (inspect.isgeneratorfunction, f"as `for each in {called}(): …`"),
         "an async generator": (inspect.isasyncgenfunction, "in a coroutine that is run"),

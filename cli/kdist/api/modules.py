@@ -9,7 +9,6 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import decode_source, find_spec
 from pathlib import Path
 from types import FunctionType
@@ -18,6 +17,7 @@ from typing import Any
 from kdist.api import DIALOG
 from kdist.api.sources import find_changes, find_codes
 
+_TEXTS = {".py", ".pyc", ".pyi", ".ipynb", ".md", ".rst", ".typed"}
 _OURS = {"kdist", "kdist_controller", "kdist_trainer"}
 
 
@@ -50,7 +50,8 @@ def copy_module(top: str, files: dict[str, str]) -> None:
 
 def _find_own(top: str) -> Iterator[tuple[Path, Path]]:
     """The files of a module that is not installed, each with the folder that it is imported from.
-    A package with compiled parts counts as installed, since it is more than its text.
+    A package of another folder that has data or compiled parts counts as installed, since it is
+    more than its text.
     """
     spec = getattr(sys.modules.get(top), "__spec__", None)
     with suppress(ImportError, ValueError):
@@ -61,7 +62,8 @@ def _find_own(top: str) -> Iterator[tuple[Path, Path]]:
         if installed or place.is_relative_to(sysconfig.get_path("stdlib")):
             continue
         inside = [*place.rglob("*")] if place.is_dir() else [place]
-        if not any(each.name.endswith((*EXTENSION_SUFFIXES,)) for each in inside):
+        is_text = all(each.is_dir() or each.suffix in _TEXTS for each in inside)
+        if is_text or place.resolve().is_relative_to(Path.cwd()):
             files = (each for each in inside if each.suffix == ".py" and each.is_file())
             yield from ((place.parent, each) for each in files)
 

@@ -55,12 +55,13 @@ def test_modules_of_a_folder_that_was_added_to_the_path_are_copied(cell: Cells) 
     assert output(job) == "5\n"
 
 
-def test_installed_modules_and_those_with_compiled_parts_are_not_copied(
-    cell: Cells, source: Path
+@pytest.mark.parametrize("part", ["part.abi3.so", "words.json"])
+def test_installed_modules_and_those_with_compiled_parts_or_data_are_not_copied(
+    cell: Cells, source: Path, part: str
 ) -> None:
     (source / "fast").mkdir()
     (source / "fast" / "__init__.py").write_text("")
-    (source / "fast" / "part.abi3.so").write_text("")
+    (source / "fast" / part).write_text("")
     names = cell("import fast, json, yaml, kdist\ndef train():\n    fast, json, yaml, kdist\n")
     job = kdist.from_code(names["train"])
     assert [path.name for path in folder(job).rglob("*.py")] == ["run_train.py"]

@@ -130,6 +130,7 @@ def run_steps(ctx: TrainContext, count: int) -> None:
         trainer.train_step(ctx)
         if ctx.state.step >= ctx.next_sync_step:
             sync_ranks(ctx)
+            ctx.next_sync_step = trainer.next_sync_step(ctx)
 
 
 def synchronize(device: torch.device) -> None:

@@ -111,8 +111,8 @@ def _parser() -> argparse.ArgumentParser:
         help="path of a data set on this node",
     )
     add("--init", type=Path, help="folder with the weights fetched from train.init.url")
-    add("--gpus", type=int, default=0, metavar="N", help="GPUs that it needs to start")
-    add("--port", type=int, default=METRICS_PORT, help="of metrics and status; 0 picks a free one")
+    add("--gpus", type=int, default=0, metavar="N", help="GPUs that the job needs on this node")
+    add("--port", type=int, default=METRICS_PORT, help="port of metrics and status; 0: a free one")
     add(
         "--address",
         help="address at which this node's ranks listen; locally 127.0.0.1, else this host's name",
@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         help="keep-alive: after a success or a permanent failure, stay alive until SIGTERM",
     )
     add("--take-over", action="store_true", help="take over checkpoints locked by another run")
-    add("--rendezvous-id", default="", help="separates agents from others of the same run")
+    add("--rendezvous-id", default="", help="tells this rendezvous from others of the run")
     add("--parent-pipe", type=Path, help="parent-death pipe: end of file ends this agent")
     add("--entrypoint", default=WORKER, metavar="MODULE:FUNCTION", help="what each rank runs")
     return parser

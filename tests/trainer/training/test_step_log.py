@@ -74,7 +74,7 @@ def test_lines_of_which_a_full_disk_takes_the_first_are_written_once(disk: Path)
     step_log.add_steps(map(record, range(2, 102)), [1.0] * 100)
     step_log.flush()
     path = disk / LEDGER / STEPS_FILE
-    assert 1 < len(read_lines(path)) < 101, "what fits into the last page"
+    assert path.stat().st_size < 2048, "some more lines fit into its page, and are taken back"
     with pytest.raises(OSError, match="100 lines"):
         step_log.sync()
     ballast.unlink()

@@ -122,7 +122,7 @@ def is_transient(failure: Failure) -> bool:
 
 def count_repeats(events: Iterable[Event], failure: Failure) -> int:
     """Count the consecutive groups, up to that of `failure`, that the same failure ended without
-    progress in between. The run's events so far are in order, with or without that of `failure`.
+    progress in between. `events` are the run's so far, in order, with or without that of `failure`.
     """
     started_at, earlier = _since_progress(events)
     signature = _signature(failure.cause.value, failure.step, failure.message)
@@ -163,8 +163,8 @@ def have_parted(events: Iterable[Event], failure: Failure | None, *, code: str) 
 
 def count_restarts(events: Iterable[dict[str, Any]], *, step: int = -1) -> Counter[str]:
     """Count the failures since the step that the run can continue from last rose, or since the run
-    was restarted by hand, by the limit that each is counted against. The next group continues from
-    `step`.
+    was restarted by hand, by the limit that each is counted against. `events` are the run's, in
+    order; the next group continues from `step`.
     """
     failures: Counter[str] = Counter()
     best = committed = -1
@@ -455,9 +455,9 @@ class RestartLedger(RunRecords):
     def open_generation(
         self, agents: dict[str, str], *, world_size: int, bounds: tuple[int, int] = (0, 0)
     ) -> Generation:
-        """Open the next generation, unless the run is over, with instance ids of agents by node,
-        and the minimum and the maximum number of nodes. Returns it; if it is `exhausted`, it has
-        not begun.
+        """Open the next generation, unless the run is over. `agents` has their instance ids by
+        node, `bounds` the minimum and the maximum number of nodes. Returns it; if it is
+        `exhausted`, it has not begun.
         """
         events = self._read()
         last = max(

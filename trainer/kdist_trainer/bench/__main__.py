@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=20, help="measured rounds per size")
     add("--warmup", type=int, default=5, help="rounds before these")
     add("--seconds", type=float, default=5.0, help="maximum time per size")
-    add("--slow", type=float, default=2.0, help="times the others' median that a slow pair takes")
+    add("--slow", type=float, default=2.0, help="a pair is slow from this multiple of the median")
     add("--timeout", type=float, default=300.0, help="seconds that a collective may take")
     return parser
 

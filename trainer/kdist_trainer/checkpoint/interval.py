@@ -620,7 +620,7 @@ class AutoInterval(SaveInterval):
             self._cost = cost
 
     def seconds(self, trained: float) -> float:
-        """The interval after so many seconds of training of this process. It stays as it is while
+        """The interval after this process has trained for `trained` seconds. It stays as it is while
         the best one differs by less than a quarter.
         """
         best = choose_seconds(

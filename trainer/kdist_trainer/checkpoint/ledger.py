@@ -59,10 +59,18 @@ class AppendedLines:
             os.write(self._handle, b"\n")
 
     def append(self, data: bytes) -> None:
-        """Append whole lines, in one write, as far as the system does."""
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._handle, view) :]
+        """Append whole lines, in one write, as far as the system does. What a disk has taken of
+        them before it refuses the rest is taken back, so that they can be appended again.
+        """
+        view, written = memoryview(data), 0
+        try:
+            while written < len(data):
+                written += os.write(self._handle, view[written:])
+        except OSError:
+            end = os.lseek(self._handle, 0, os.SEEK_CUR)  # of what this process has appended
+            if written and os.fstat(self._handle).st_size == end:
+                os.ftruncate(self._handle, end - written)
+            raise
 
     def sync(self) -> None:
         """Return once what was appended is durable."""

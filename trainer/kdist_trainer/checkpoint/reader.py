@@ -290,9 +290,9 @@ _INDEX = AllowList(
 
 
 def read_metadata(data: bytes, files: Mapping[str, Digest]) -> Metadata:
-    """Read DCP's index, the content of `.metadata`, without running anything that it refers to,
-    which may be the manifest's files. Raises `DamagedCheckpointError` if it is no index, or one of
-    other files.
+    """Read DCP's index, the content of `.metadata`, without running anything in it. Raises
+    `DamagedCheckpointError` if it is no index, or refers to others than `files`, those of the
+    manifest.
     """
     try:
         metadata: Any = _INDEX.read(data)
@@ -525,8 +525,8 @@ def _read_documents(
 def check_fit(
     folder: StoragePath, found: LoadedCheckpoint, flat: Mapping[str, Any], *, fingerprint: str
 ) -> None:
-    """Check that a checkpoint fits the data, with an empty fingerprint any, and the state that it
-    is to be loaded into, which is given by flat name.
+    """Check that a checkpoint fits the data (any, if `fingerprint` is empty) and `flat`, the state
+    that it is to be loaded into, by flat name.
 
     Raises:
         CheckpointMismatchError: it does not; the message says what differs.

@@ -439,7 +439,7 @@ class Writer:
         self._attempts, self.needs_nobody = [], self._writes_alone and self._group.is_rank_zero
 
     def commit(self, request: CommitRequest, content: Content) -> SaveResult:
-        """Commit a checkpoint of the request and of what `content` writes, which every rank calls,
+        """Commit a checkpoint of the request and of what `content`, called on every rank, writes,
         unless this worker group has already committed its step. Returns the result, the same on
         every rank, also of a save that failed; unless it failed since a rank is lost.
         """

@@ -158,7 +158,7 @@ RULE = "job_rule"  # the type of the pydantic error that carries violations
 
 
 def later(default: Any, **options: Any) -> Any:
-    """A `Field` that earlier trainers do not know: it is written only if it has another value."""
+    """A `Field` that earlier trainers do not know: it is written unless it is its default."""
     return Field(default, exclude_if=lambda value: value == default, **options)
 
 

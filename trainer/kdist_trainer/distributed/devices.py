@@ -27,8 +27,8 @@ def count_gpus() -> int:
 
 
 def require_gpus(wanted: int, *, node: str, is_only_machine: bool = False) -> None:
-    """Raise `DeviceFaultError` if this node has fewer GPUs than the job asks for; where the job
-    runs on this machine alone, it is final.
+    """Raise `DeviceFaultError` if this node has fewer GPUs than the job asks for. The error is
+    final if the job runs on this machine alone.
     """
     found = count_gpus() if wanted else 0
     if found < wanted:

@@ -96,9 +96,9 @@ class StepLines:
     def __init__(
         self, events: Iterable[Mapping[str, Any]], *, nbytes: int = 0, most: int | None = None
     ) -> None:
-        """Begin. The events of the same ledger say where records must not be merged. So many bytes
-        will be read, as far as that is known; `most` is about how many records to return, besides
-        those of the newest lines, by default `MOST_RECORDS`.
+        """Begin. The events of the same ledger say where records must not be merged. `nbytes` is
+        how many bytes will be read, as far as that is known; `most` is about how many records to
+        return, besides those of the newest lines, by default `MOST_RECORDS`.
         """
         self._cuts = sorted(_find_cuts(events))
         self._most = MOST_RECORDS if most is None else most

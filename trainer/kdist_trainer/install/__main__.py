@@ -1,7 +1,7 @@
 """`python -m kdist_trainer.install`: installs the trainer and packages into a folder.
 
 Exit codes are those of `kdist_trainer.config.Exit`, which cannot be imported yet: 0 done, 64 the
-image lacks something or a folder cannot be written to, 65 pip cannot install a package, 203 the
+image lacks something or a folder cannot be read or written, 65 pip cannot install a package, 203 the
 index cannot be reached or storage fails.
 """
 
@@ -85,7 +85,7 @@ class Installation:
             if _is_whole(self.tree):
                 return True
             # the host is named too, since a lock may hold on one node alone
-            own = f"{self.tree.name}-{platform.node()}-" if is_locked else ""
+            own = f"{self.tree.name}-{platform.node()}@" if is_locked else ""
             for each in self._root.glob(f"{_UNFINISHED}*"):  # of installations that were killed
                 with suppress(OSError):
                     is_own = is_locked and each.name.startswith(_UNFINISHED + own)
@@ -121,7 +121,7 @@ class Installation:
                     is_locked = True
                     break
                 except BlockingIOError:
-                    time.sleep(0.2)
+                    time.sleep(_LOOK_SECONDS)
                 except OSError:
                     break
             yield is_locked
@@ -250,8 +250,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InstallError, OSError, zipfile.BadZipFile) as error:
         code = error.code if isinstance(error, InstallError) else STORAGE
         message = f"spec.install: {error}"
-        if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
-            code, message = CONFIG, f"{message}: user {os.getuid()} must be able to write there"
+        if isinstance(error, OSError) and error.errno in _NO_ACCESS:
+            code, message = (
+                CONFIG,
+                f"{message}: user {os.getuid()} must be able to read and write there",
+            )
         log.error("packages-failed", message=message, code=code)
         record = {"code": code, "cause": _CAUSES[code], "outcome": "failed", "message": message}
         if given.termination_message is not None:

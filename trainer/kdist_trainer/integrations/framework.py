@@ -151,6 +151,7 @@ class FrameworkCheckpoints:
             close_manager(self._manager)
             self._agreement.remove_handler()
             self._reporter.begin(Phase.EXIT)  # what follows reports no steps
+            self._manager.on_result = None  # a method of the agreement, which has the manager
             self._manager = self._agreement = self.group = None
 
 

@@ -220,7 +220,7 @@ class BoundedCalls:
     """Calls one function at a time, from one thread."""
 
     def __init__(self, description: str, *, seconds: float = ANSWER_SECONDS) -> None:
-        """Call nothing yet. A call may take so many seconds; `description` is of what is called,
+        """Call nothing yet. A call may take `seconds` at most; `description` is of what is called,
         for the error.
         """
         self._description = description

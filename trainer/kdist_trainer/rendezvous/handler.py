@@ -105,7 +105,9 @@ def _is_free(port: int) -> bool:
 
 
 class RoundMembership:
-    """The connections of one member of a round, kept until `leave` or `end`, by group ranks."""
+    """The connections of one member of a round, kept until `leave` or `end`; `rank` and `ranks` are
+    group ranks, of this member and of all.
+    """
 
     def __init__(
         self, server: ExchangeServer, host: ExchangeHost, *, rank: int, ranks: Collection[int]

@@ -243,7 +243,7 @@ class Relay(ABC):
 
 
 class RelayHost(Relay):
-    """The part of the agent that hosts the exchange of so many `members`. It reads the ConfigMap
+    """The part of the agent that hosts the exchange of `members` agents. It reads the ConfigMap
     every `interval` seconds, and every `commit_seconds` it commits keep-alives, by group rank;
     `commit` returns whether they were committed.
     """

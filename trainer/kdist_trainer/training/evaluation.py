@@ -54,7 +54,7 @@ def next_evaluation_step(ctx: TrainContext, step: int) -> int | None:
     return following if following is not None and following < ctx.target else None
 
 
-def is_due(ctx: TrainContext) -> bool:
+def is_evaluation_due(ctx: TrainContext) -> bool:
     """Whether the model is evaluated after this step during training."""
     step = ctx.state.step
     return next_evaluation_step(ctx, step - 1) == step

@@ -113,7 +113,7 @@ class StepLog:
         """Write those of the former group's lines that the ledger does not have."""
         if self._keeps_lines:
             self._uncommitted.extend(map(StepLine.parse, lines))
-        self._post(lambda: self._append(self._find_missing(lines)), lines=len(lines))
+        self._post(lambda: self._append_missing(lines), lines=len(lines))
 
     def forget(self, step: int) -> None:
         """Forget the lines up to `step`: they are on the disk, and a checkpoint follows them."""
@@ -188,17 +188,15 @@ class StepLog:
 
     def _append(self, lines: Sequence[dict[str, Any]]) -> None:
         assert self._root is not None  # noqa: S101 - lines are only written where there is a folder
-        if self._refused is not None:  # a full disk may have taken the first of them
-            lines = self._find_missing(lines)
         if self._steps is None:
             self._steps = StepLedger(self._root)
         self._steps.append(lines)
 
-    def _find_missing(self, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _append_missing(self, lines: Sequence[dict[str, Any]]) -> None:
         assert self._root is not None  # noqa: S101 - lines are only written where there is a folder
         keys = {(line["generation"], line["step"]) for line in lines}
         written = StepLedger.find_written(self._root, keys)
-        return [one for one in lines if (one["generation"], one["step"]) not in written]
+        self._append([one for one in lines if (one["generation"], one["step"]) not in written])
 
     def _close_file(self) -> None:
         steps, self._steps = self._steps, None  # first: a commit in progress may still sync it

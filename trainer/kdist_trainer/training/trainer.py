@@ -29,7 +29,7 @@ from kdist_trainer.training.context import TrainContext
 from kdist_trainer.training.evaluation import (
     EvaluationLeftError,
     MetricMissingError,
-    is_due,
+    is_evaluation_due,
     measure,
     next_evaluation_step,
     should_stop_early,
@@ -91,7 +91,7 @@ def run_steps(ctx: TrainContext) -> str:
             ctx.profiler.start(ctx.target)
         if ctx.bandwidth_probe.is_due(interval.step_seconds * len(interval.records)):
             probe_bandwidth(ctx, WallCategory.IDLE)
-        if is_due(ctx) and should_stop_early(ctx):
+        if is_evaluation_due(ctx) and should_stop_early(ctx):
             ctx.target = ctx.state.step
         elif interval.save or ctx.checkpointing.is_due(ctx.state.step):
             save(ctx)
@@ -101,7 +101,9 @@ def run_steps(ctx: TrainContext) -> str:
 
 
 def next_sync_step(ctx: TrainContext) -> int:
-    """The step of the next exchange: that which ends an interval, a save, an evaluation or all."""
+    """The step of the next exchange: the end of the interval, the next save, the next evaluation
+    or the last step, whichever comes first.
+    """
     step = ctx.state.step
     steps = (
         step + ctx.sync_interval,
@@ -307,7 +309,7 @@ def run_missed_evaluation(ctx: TrainContext) -> None:
     """Run the evaluation that was skipped when the run was stopped at this step, since the grace
     period is for saving. Collective.
     """
-    if is_due(ctx) and ctx.state.evaluated != ctx.state.step and should_stop_early(ctx):
+    if is_evaluation_due(ctx) and ctx.state.evaluated != ctx.state.step and should_stop_early(ctx):
         ctx.target = ctx.state.step
 
 

@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Whether the set-up compiles all that it installs: torch has thousands of modules, and where PYTHONDONTWRITEBYTECODE is set every process would compile them.
 COMPILE ?= --compile-bytecode
 
-# Not empty: a test that failed is tried once more, alone, when the machine is quieter; .ci/run asks for it and names those tests.
+# Not empty: a test that failed is tried once more, by itself; .ci/run asks for it and names those tests.
 AGAIN ?=
 # Not empty: what is marked `wide` is left out, of what is marked `sampled` a tenth is drawn, and of what stops machines one test, as .ci/run does.
 NARROW ?=

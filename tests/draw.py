@@ -44,8 +44,8 @@ class Draw:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        if config.getoption("lf"):  # those that failed have been drawn
-            return
+        if config.getoption("lf") and config.cache and config.cache.get("cache/lastfailed", {}):
+            return  # those that failed have been drawn
         pool = sorted(
             (item for item in items if self.how == "one" or item.get_closest_marker("sampled")),
             key=lambda item: item.nodeid,

@@ -80,7 +80,11 @@ class Metrics:
         )
         for name, what, count in (
             ("queue_depth", "TrainingJobs waiting to be reconciled.", depth),
-            ("failing_jobs", "TrainingJobs whose objects could not be changed.", failing),
+            (
+                "failing_jobs",
+                "TrainingJobs that could not be changed at the last attempt.",
+                failing,
+            ),
         ):
             gauge = Gauge(f"kdist_controller_{name}", what, registry=self.registry)
             gauge.set_function(count)

@@ -36,7 +36,7 @@ def make(target: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[st
 @pytest.fixture(scope="module")
 def demo(fresh: Path) -> subprocess.CompletedProcess[str]:
     """The ended `make demo` of the clone, which sets it up."""
-    return make("demo", fresh, COMPILE="")  # which pays off after many commands
+    return make("demo", fresh, COMPILE="")  # compiling pays off only after many commands
 
 
 def test_make_demo_sets_up_trains_loses_a_worker_and_ends_well(

@@ -74,9 +74,12 @@ def test_a_controller_that_is_gone_altogether_is_noticed(tmp_path: Path) -> None
 
 def test_one_job_that_keeps_failing_is_noticed_and_a_few_failures_are_not(tmp_path: Path) -> None:
     leads = {SERIES.format("a"): "1x200"}
-    failing = {"20m": "", "45m": "KdistControllerFailing", "95m": ""}
+    name = "KdistControllerFailing"
+    failing = {"20m": "", "33m": "", "38m": name, "45m": name, "95m": ""}
     assert run(tmp_path, {**leads, FAILING: "0x40 1x80 0x100"}, failing) == ""
-    assert run(tmp_path, {**leads, FAILING: "0x40 3x20 0x140"}, dict.fromkeys(failing, "")) == ""
+    assert run(tmp_path, {**leads, FAILING: "0x40 1x20 0x6 1x60 0x100"}, failing) == "", "led anew"
+    quiet = dict.fromkeys(("25m", "28m", "32m", "45m"), "")
+    assert run(tmp_path, {**leads, FAILING: "0x40 3x16 0x140"}, quiet) == ""
 
 
 def test_many_refused_connections_are_noticed_and_slow_clients_are_not(tmp_path: Path) -> None:

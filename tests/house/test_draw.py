@@ -101,7 +101,9 @@ def test_ci_runs_one_drawn_disruptive_test_and_counts_it() -> None:
         if "/disruptive.xml" in line
     ]
     assert "-p tests.draw --draw=one" in line
-    assert "make disruptive AGAIN=1 NARROW=1" in (ROOT / ".ci" / "run").read_text()
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "make disruptive AGAIN=1 NARROW=1" in script
+    assert 'summary.py fast chaos acceptance e2e "${disruptive[@]}"' in script
 
 
 def test_whoever_asks_for_no_draw_stops_machines_after_the_other_tests_on_the_cluster() -> None:

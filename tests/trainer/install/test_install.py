@@ -211,7 +211,7 @@ def test_a_cache_without_locks_or_writers_serves_and_what_cannot_be_read_is_left
     lock.rmdir()
     refused = wait(pod.start("tiny", "numpy", program=without("tempfile.mkdtemp", "EROFS")))
     assert refused["exit"] == 64
-    assert "must be able to write there" in refused["message"]
+    assert "must be able to read and write there" in refused["message"]
     os.utime(others, (0, 0))
     note = tree / "files.sha256"
     note.unlink()

@@ -620,8 +620,8 @@ class AutoInterval(SaveInterval):
             self._cost = cost
 
     def seconds(self, trained: float) -> float:
-        """The interval after this process has trained for `trained` seconds. It stays as it is while
-        the best one differs by less than a quarter.
+        """The interval when this process has trained for `trained` seconds. It stays as it is
+        while the best one differs by less than a quarter.
         """
         best = choose_seconds(
             cost=self._cost,

@@ -1,8 +1,8 @@
 """`python -m kdist_trainer.install`: installs the trainer and packages into a folder.
 
 Exit codes are those of `kdist_trainer.config.Exit`, which cannot be imported yet: 0 done, 64 the
-image lacks something or a folder cannot be read or written, 65 pip cannot install a package, 203 the
-index cannot be reached or storage fails.
+image lacks something or a folder cannot be read or written, 65 pip cannot install a package, 203
+the index cannot be reached or storage fails.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MOST_BYTES: Final = 3000  # of a message: Kubernetes reads 4096 of the whole re
 _UNFINISHED: Final = ".unfinished-"
 _NOTE: Final = "files.sha256"
 """Of a tree that is whole: the digest of the names and sizes of its files."""
-_NOT_WRITABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_NO_ACCESS: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _ABANDONED_SECONDS: Final = 86_400.0
 _LONGEST_WAIT: Final = 900.0
 
@@ -121,7 +121,7 @@ class Installation:
                     is_locked = True
                     break
                 except BlockingIOError:
-                    time.sleep(_LOOK_SECONDS)
+                    time.sleep(1.0)
                 except OSError:
                     break
             yield is_locked
@@ -251,10 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = error.code if isinstance(error, InstallError) else STORAGE
         message = f"spec.install: {error}"
         if isinstance(error, OSError) and error.errno in _NO_ACCESS:
-            code, message = (
-                CONFIG,
-                f"{message}: user {os.getuid()} must be able to read and write there",
-            )
+            message += f": user {os.getuid()} must be able to read and write there"
+            code = CONFIG
         log.error("packages-failed", message=message, code=code)
         record = {"code": code, "cause": _CAUSES[code], "outcome": "failed", "message": message}
         if given.termination_message is not None:

@@ -21,11 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Answer one command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m kdist_trainer.profiling", description=__doc__)
     add = parser.add_argument
-    add(
-        "what",
-        choices=["ask", "look", "send"],
-        help="request a profile, print its state, or send its trace to stdout",
-    )
+    does = "request a profile, print its state, or write its trace to stdout"
+    add("what", choices=["ask", "look", "send"], help=does)
     add("--scratch", type=Path, required=True, help="the agent's folder")
     add("--root", type=Path, help="folder of the run's checkpoints, if it has one")
     add("--steps", type=int, default=5, help="ask: number of steps")

@@ -504,8 +504,8 @@ def open_tcp_store(
 
 
 def release_store(store: Store, *, is_host: bool, agents: int) -> None:
-    """Record that this agent no longer needs the store; if it is the host, it waits for the others
-    of so many `agents`.
+    """Record that this agent no longer needs the store; if it is the host, it waits for the other
+    `agents`.
     """
     deadline = time.monotonic() + _RELEASE_SECONDS
     with suppress(DistError):

@@ -3,8 +3,9 @@
 Read `definition` first: a job that has not been started, from a file, from typed fields or from
 code. It starts on this machine (`run`) or in a cluster (`apply`), which both return a handle:
 `handle` is a job that was started, wherever it is. `code` makes a job of a function, or of a
-workload's class, of a notebook: `generated` is the module that its ranks import, which `sources`,
-`values` and `modules` contribute to.
+workload's class, of a notebook. `generated` is the module that its ranks import: `sources` finds
+the statements of functions and classes, `values` writes values as expressions, and `modules` copies
+the modules of one's own.
 
 Nothing here prints: what commands say meanwhile is logged as `kdist`, and what they warn of is a
 `KdistWarning` of Python's `warnings`, at the line of the program. Errors are the commands'. A run

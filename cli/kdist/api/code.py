@@ -63,7 +63,8 @@ def from_code(
         target: the function, which every rank calls, or the class of a workload, for the managed
             training.
         name: of the job; None for the function's or the class's.
-        args: what the function is called with, by name: values that an expression says.
+        args: what the function is called with, by name: values that can be written as an
+            expression: numbers, strings, paths, dtypes, collections of them.
         nodes: number of nodes, or `{"min": 1, "max": 4}` for an elastic job.
         procs_per_node: ranks on each node; auto is one for each GPU, or 1 without GPUs.
         **spec: other fields of `spec` in snake_case, with values as in a job file: `image="…"`,
@@ -91,7 +92,14 @@ def from_code(
         document["script"] = {"path": f"{module}.py"}
         given = source.write_args(_check_call(target, args or {}))
         start = _START.format(name=called, args=given, here=str(Path.cwd()))
-    files = {**source.files, f"{module}.py": source.text(called) + start, **_KEEP_ALL}
+    text = source.text(called) + start
+    for each in source.files:
+        if each.partition("/")[0] in {module, f"{module}.py"}:
+            raise UsageError(
+                f"your module `{module}` has the name of the one that kdist writes for `{called}`",
+                hint=f"rename `{called}` or the module",
+            )
+    files = {**source.files, f"{module}.py": text, **_KEEP_ALL}
     # a folder for each content: a run that is active restarts with what it has begun with
     digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
     folder = run_dir.generated() / f"{plain}-{digest[:12]}"
@@ -110,7 +118,7 @@ def _check_call(function: FunctionType, args: Mapping[str, Any]) -> Mapping[str,
     for kind, (is_such, how) in kinds.items():
         if is_such(function):
             raise UsageError(
-                f"`{called}` is {kind} function, and a call of it alone runs nothing of it",
+                f"`{called}` is {kind} function, and calling it runs none of its code",
                 hint=f"call it in a plain function, {how}",
             )
     try:

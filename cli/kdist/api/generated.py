@@ -1,8 +1,8 @@
 """The module that ranks import: a function or class, and what it uses of a notebook or script.
 
 A name means what it means to the function: another function or class comes along, an installed
-module is imported, a module of one's own is copied, a value that an expression says is written
-down. Anything else exists only in the memory of this process, and is refused by name.
+module is imported, a module of one's own is copied, a value that can be written as an expression is
+written down. Anything else exists only in the memory of this process, and is refused by name.
 """
 
 from __future__ import annotations
@@ -21,13 +21,22 @@ from typing import Any
 
 from kdist.api.modules import copy_module, find_origin
 from kdist.api.sources import (
+    Definition,
     find_evaluated,
     find_functions,
     find_source,
     names_at_definition,
     still_gives,
+    unwrap,
 )
-from kdist.api.values import UnwritableError, is_constant, write, write_class
+from kdist.api.values import (
+    Refer,
+    UnwritableError,
+    attribute,
+    is_constant,
+    write,
+    write_class,
+)
 from kdist.errors import UsageError
 
 _BUILTIN = {"exit", "open", "quit"}  # IPython has its own, of which the ranks have Python's
@@ -82,7 +91,8 @@ class GeneratedModule:
         """Have a name mean here what it means to the function `user`."""
         if name in self._meanings:
             known, other = self._meanings[name]
-            if known is not value and not (is_constant(value) and repr(known) == repr(value)):
+            is_same = is_constant(known) and is_constant(value) and repr(known) == repr(value)
+            if known is not value and not is_same:
                 problem = f"`{name}`, which {user} uses, is not the `{name}` that {other} uses"
                 self._problems[problem] = "give one of them another name"
             return
@@ -107,12 +117,12 @@ class GeneratedModule:
 
     def write_args(self, args: Mapping[str, Any]) -> str:
         """The expression of the keyword arguments of a call."""
-        items = []
+        items, user = [], "the call"
         for name, value in args.items():
             try:
-                items.append(f"{name!r}: {write(value, partial(self._refer, _Part(), 'args'))}")
+                items.append(f"{name!r}: {write(value, partial(self._refer, _Part(), user))}")
             except UnwritableError as error:
-                self._refuse(name + error.path, error.value, "args")
+                self._refuse(name + error.path, error.value, user)
         return "{" + ", ".join(items) + "}"
 
     def _refuse(self, name: str, value: object, user: str) -> None:
@@ -145,51 +155,41 @@ class GeneratedModule:
         if call or not _has_source(value):
             part.text, part.made = f"{name} = {call or write(value, refer)}", True
             return
-        source, raw = find_source(value), inspect.unwrap(value)
-        node = source.node
-        if node.name != name:
-            self.add(node.name, value, user=f"`{name}`")
-            part.text, part.needs = f"{name} = {node.name}", {node.name}
+        source = find_source(value)
+        if source.node.name != name:
+            self.add(source.node.name, value, user=f"`{name}`")
+            part.text, part.needs = f"{name} = {source.node.name}", {source.node.name}
             return
         for each in source.changes:
             problem = f"`{name}.{each}` was changed after the class was defined"
-            self._problems[problem] = "define it so in the cell of the class"
-        space = {**vars(builtins), **vars(sys.modules.get(value.__module__, builtins))}
-        is_lazy = False
-        for function in find_functions(value):
-            space |= {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-            is_lazy |= bool(function.__code__.co_flags & annotations.compiler_flag)
+            self._problems[problem] = "make the change in the cell that defines the class"
+        space, is_lazy = _find_space(value)
         self._imports |= {"from __future__ import annotations"} if is_lazy else set()
-        if raw is value and not isinstance(node, ast.ClassDef) and space.get(name) is not value:
-            node.decorator_list = []  # it is what a decorator was given
-        elif raw is not value and not node.decorator_list:
-            problem = f"`{name}` was wrapped by a call, which the source of the function has not"
-            raise UsageError(problem, hint=f"write it as a decorator of `{name}`")
-        for place, key, what, now in find_evaluated(node, value):
-            old = place[key]
-            try:
-                if not still_gives(old, now, {**space, **vars(value)}):
-                    place[key] = ast.parse(write(now, refer, what), mode="eval").body
-            except UnwritableError as error:
-                if isinstance(old, ast.Name | ast.Attribute):
-                    problem = (
-                        f"`{ast.unparse(old)}` is not what it was when `{name}` was defined, whose "
-                        f"`{what}` has kept that"
-                    )
-                    raise UsageError(problem, hint=f"define `{name}` again") from error
+        _match_decorators(source.node, value, space)
+        _keep_evaluated(source.node, value, space, refer)
         part.text = source.text()
-        is_lazy |= sys.version_info >= (3, 14)
+        self._add_used(part, source.node, space, is_lazy=is_lazy or sys.version_info >= (3, 14))
+        self._import_submodules(part.text, space)
+
+    def _add_used(
+        self, part: _Part, node: Definition, space: Mapping[str, Any], *, is_lazy: bool
+    ) -> None:
+        """Add what the statement of a part uses, now or later."""
         at_once = {*names_at_definition(node, is_lazy=is_lazy)}
         part.calls = {each for one in node.decorator_list for each in names_at_definition(one)}
-        for each in sorted({*_names(symtable.symtable(part.text, name, "exec"))} & {*space}):
+        for each in sorted({*_names(symtable.symtable(part.text, node.name, "exec"))} & {*space}):
             is_python = space[each] is vars(builtins).get(each)
             is_python = each in _BUILTIN if _is_of_ipython(space[each]) else is_python
             if not is_python and not each.startswith("__"):
                 (part.needs if each in at_once else part.uses).add(each)
-                self.add(each, space[each], user=f"`{name}`")
-        for first, rest in re.findall(r"\b([A-Za-z_]\w*)((?:\.\w+)+)", part.text):
-            path = getattr(space.get(first), "__name__", "") + rest  # `import a.b`, then `a.b.c`
-            while isinstance(space.get(first), ModuleType) and "." in path:
+                self.add(each, space[each], user=f"`{node.name}`")
+
+    def _import_submodules(self, text: str, space: Mapping[str, Any]) -> None:
+        """Import `a.b` where a source says `a.b.c`, of which a name gives only `a`."""
+        for first, rest in re.findall(r"\b([A-Za-z_]\w*)((?:\.\w+)+)", text):
+            module = space.get(first)
+            path = module.__name__ + rest if isinstance(module, ModuleType) else ""
+            while "." in path:
                 self._imports |= {f"import {path}"} if path in sys.modules else set()
                 path = path.rpartition(".")[0]
 
@@ -231,16 +231,57 @@ class GeneratedModule:
 
 def _has_source(value: Any) -> bool:
     """Whether a statement has defined it."""
-    raw = inspect.unwrap(value) if callable(value) and not inspect.ismethod(value) else None
+    raw = unwrap(value) if callable(value) and not inspect.ismethod(value) else None
     is_function = isinstance(raw, FunctionType) and raw.__code__.co_name != "<lambda>"
     return isinstance(value, type) or is_function
 
 
 def _is_of_ipython(value: object) -> bool:
-    module = getattr(value, "__module__", None) or type(value).__module__
-    if isinstance(function := getattr(value, "__func__", value), FunctionType):
+    module = attribute(value, "__module__") or type(value).__module__
+    if isinstance(function := attribute(value, "__func__", value), FunctionType):
         module = function.__globals__.get("__name__")  # its `open` says that it is Python's
     return str(module).partition(".")[0] in {"IPython", "ipykernel"}
+
+
+def _find_space(value: Any) -> tuple[dict[str, Any], bool]:
+    """The names that a function or class may use, and whether its annotations are not evaluated."""
+    space = {**vars(builtins), **vars(sys.modules.get(value.__module__, builtins))}
+    is_lazy = False
+    for function in find_functions(value):
+        space |= {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+        is_lazy |= bool(function.__code__.co_flags & annotations.compiler_flag)
+    return space, is_lazy
+
+
+def _match_decorators(node: Definition, value: Any, space: Mapping[str, Any]) -> None:
+    """Leave decorators out where the value is what they were given. Raises `UsageError` if it was
+    wrapped without a decorator.
+    """
+    name, raw = node.name, inspect.unwrap(value)
+    if raw is value and not isinstance(node, ast.ClassDef) and space.get(name) is not value:
+        node.decorator_list = []
+    elif raw is not value and not node.decorator_list:
+        problem = f"`{name}` was wrapped by a call, which its source does not show"
+        raise UsageError(problem, hint=f"write it as a decorator of `{name}`")
+
+
+def _keep_evaluated(node: Definition, value: Any, space: Mapping[str, Any], refer: Refer) -> None:
+    """Write default values and fields of a class as they are, where evaluating them again would
+    give others. Raises `UsageError` for a name that has lost such a value.
+    """
+    name = node.name
+    for place, key, what, now in find_evaluated(node, value):
+        old = place[key]
+        try:
+            if not still_gives(old, now, {**space, **vars(value)}):
+                place[key] = ast.parse(write(now, refer), mode="eval").body
+        except UnwritableError as error:
+            if isinstance(old, ast.Name | ast.Attribute):
+                problem = (
+                    f"`{ast.unparse(old)}` has changed since `{name}` was defined, and `{what}` of "
+                    f"`{name}` still has the old value"
+                )
+                raise UsageError(problem, hint=f"define `{name}` again") from error
 
 
 def _names(table: symtable.SymbolTable) -> Iterator[str]:

@@ -16,6 +16,8 @@ from typing import Any
 
 from kdist.api import DIALOG
 from kdist.api.sources import find_changes, find_codes
+from kdist.api.values import attribute
+from kdist.errors import UsageError
 
 _TEXTS = {".py", ".pyc", ".pyi", ".ipynb", ".md", ".rst", ".typed"}
 _OURS = {"kdist", "kdist_controller", "kdist_trainer"}
@@ -23,7 +25,7 @@ _OURS = {"kdist", "kdist_controller", "kdist_trainer"}
 
 def find_origin(name: str, value: object) -> tuple[str, str] | None:
     """Module and name by which every process can import a value; None if there are none."""
-    own = (str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", "")))
+    own = (str(attribute(value, "__module__")), str(attribute(value, "__qualname__")))
     others = [] if isinstance(value, type | FunctionType) else sorted(sys.modules, key=len)
     for module, original in [own, *((each, name) for each in others)]:
         found = sys.modules.get(module)
@@ -41,7 +43,11 @@ def copy_module(top: str, files: dict[str, str]) -> None:
     for root, file in () if known else _find_own(top):
         name = file.relative_to(root).as_posix()
         with suppress(SyntaxError, UnicodeDecodeError):  # which no rank could import either
-            files[name] = decode_source(file.read_bytes())
+            try:
+                files[name] = decode_source(file.read_bytes())
+            except OSError as error:
+                problem = f"cannot read {file}: {error.strerror}"
+                raise UsageError(problem, hint="make it readable, or do not import it") from error
             tree = ast.parse(files[name])
             _warn_of_changes(name, files[name], tree)
             for each in {*_list_imports(tree)}:
@@ -61,9 +67,9 @@ def _find_own(top: str) -> Iterator[tuple[Path, Path]]:
         installed = {"site-packages", "dist-packages"} & {*place.parts}
         if installed or place.is_relative_to(sysconfig.get_path("stdlib")):
             continue
-        inside = [*place.rglob("*")] if place.is_dir() else [place]
-        is_text = all(each.is_dir() or each.suffix in _TEXTS for each in inside)
-        if is_text or place.resolve().is_relative_to(Path.cwd()):
+        is_here = place.resolve().is_relative_to(Path.cwd())
+        inside = [*place.rglob("*.py" if is_here else "*")] if place.is_dir() else [place]
+        if is_here or all(each.is_dir() or each.suffix in _TEXTS for each in inside):
             files = (each for each in inside if each.suffix == ".py" and each.is_file())
             yield from ((place.parent, each) for each in files)
 

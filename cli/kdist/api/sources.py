@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-from kdist.api.values import is_constant
+from kdist.api.values import attribute, is_constant
 from kdist.errors import UsageError
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -45,10 +45,16 @@ class Source(NamedTuple):
 def find_functions(value: object) -> Iterator[FunctionType]:
     """The function, or a class's methods, without their decorators."""
     for each in [*vars(value).values()] if isinstance(value, type) else [value]:
-        plain: Any = getattr(each, "fget", None) or getattr(each, "__func__", each)
-        inner = inspect.unwrap(plain)
+        inner = unwrap(attribute(each, "fget") or attribute(each, "__func__", each))
         if isinstance(inner, FunctionType):
             yield inner
+
+
+def unwrap(value: Any) -> Any:
+    """What decorators have wrapped, as far as the value lets that be found."""
+    with suppress(Exception):  # of its own `__getattr__`
+        return inspect.unwrap(value)
+    return value
 
 
 def find_source(value: Any) -> Source:
@@ -171,7 +177,7 @@ def still_gives(expression: ast.expr, value: Any, space: Mapping[str, Any]) -> b
     first, *rest = ast.unparse(expression).split(".")
     now = space.get(first, space)
     for name in rest:
-        now = getattr(now, name, space)
+        now = attribute(now, name, space)
     is_same = now is value or (type(now) is type(value) and is_constant(now) and now == value)
     return is_same or not any(isinstance(each, ast.Name) for each in ast.walk(expression))
 
@@ -231,8 +237,8 @@ def find_changes(
                     if differs and literal not in ([], {}):  # which is filled later
                         yield name
             case ast.FunctionDef(name, decorator_list=[]) if name in once and codes is not None:
-                function = getattr(once[name], "__func__", once[name])
-                if getattr(function, "__code__", None) not in codes:
+                function = attribute(once[name], "__func__", once[name])
+                if attribute(function, "__code__") not in codes:
                     yield name
             case ast.ClassDef(name, decorator_list=[]) if isinstance(once.get(name), type):
                 inner = find_changes(node.body, vars(once[name]), None if plain else codes)

@@ -1,4 +1,6 @@
-"""Cells of a notebook, an empty folder to work in, and what the code of a job prints."""
+"""Cells of a notebook, an empty folder to work in, and what the code of a job prints or why there
+is none.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 import kdist
+from kdist.errors import UsageError
 from kdist.job.local.job import LocalJob
 from kdist.spec import CodeSource
 
@@ -70,3 +73,15 @@ def output(job: kdist.JobDefinition) -> str:
     )
     assert done.returncode == 0, done.stderr + file.read_text()
     return done.stdout
+
+
+def on_ranks(names: dict[str, Any]) -> str:
+    """What the notebook's `train` prints there."""
+    return output(kdist.from_code(names["train"]))
+
+
+def refusal(names: dict[str, Any]) -> UsageError:
+    """Why the notebook's `train` cannot be sent."""
+    with pytest.raises(UsageError) as caught:
+        kdist.from_code(names["train"])
+    return caught.value

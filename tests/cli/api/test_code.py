@@ -4,6 +4,7 @@ cannot. The files that were made run without kdist.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 import kdist
 from kdist.errors import UsageError
-from tests.cli.api.conftest import Cells, folder, output
+from tests.cli.api.conftest import Cells, folder, on_ranks, output, refusal
 from tests.docs.blocks import DOCS
 
 CELL = """
@@ -81,7 +82,7 @@ def test_a_function_takes_along_what_it_uses_and_nothing_else(cell: Cells) -> No
 def test_what_was_defined_last_is_what_is_meant(cell: Cells) -> None:
     cell("def helper():\n    return 1\n\ndef train():\n    print(helper())\n")
     names = cell("def helper():\n    return 2\n")
-    assert output(kdist.from_code(names["train"])) == "2\n"
+    assert on_ranks(names) == "2\n"
 
 
 def test_modules_next_to_the_notebook_are_copied(
@@ -146,11 +147,11 @@ def test_the_page_about_python_shows_the_error_that_is_raised(cell: Cells) -> No
     assert shown in (DOCS / "how-to" / "python.md").read_text()
 
 
-def test_an_argument_that_no_expression_says_is_refused_with_its_place(cell: Cells) -> None:
+def test_an_argument_that_cannot_be_written_is_refused_with_its_place(cell: Cells) -> None:
     names = cell("def train(model):\n    pass")
-    with pytest.raises(UsageError, match="`model`, which args uses"):
+    with pytest.raises(UsageError, match="`model`, which the call uses"):
         kdist.from_code(names["train"], args={"model": object()})
-    with pytest.raises(UsageError, match=r"`model\['a'\]\[1\]`, which args uses"):
+    with pytest.raises(UsageError, match=r"`model\['a'\]\[1\]`, which the call uses"):
         kdist.from_code(names["train"], args={"model": {"a": [1, object()]}})
 
 
@@ -163,7 +164,7 @@ def test_an_argument_that_no_expression_says_is_refused_with_its_place(cell: Cel
     ],
 )
 def test_a_function_whose_call_runs_nothing_is_refused(cell: Cells, source: str, kind: str) -> None:
-    with pytest.raises(UsageError, match=f"`train` is {kind}, and a call of it") as caught:
+    with pytest.raises(UsageError, match=f"`train` is {kind}, and calling it") as caught:
         kdist.from_code(cell(source)["train"])
     assert "in a plain function" in caught.value.hint
 
@@ -176,6 +177,32 @@ def test_a_function_whose_source_is_lost_is_refused() -> None:
     with pytest.raises(UsageError, match="the source of `train` is not known") as caught:
         kdist.from_code(function)
     assert "in a cell of a notebook" in caught.value.hint
+
+
+@pytest.mark.parametrize("file", ["run_train.py", "run_train/__init__.py"])
+def test_a_module_of_the_name_that_the_function_gets_is_refused(
+    cell: Cells, home: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    (home / file).parent.mkdir(exist_ok=True)
+    (home / file).write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(home))
+    names = cell("import run_train\ndef train():\n    print(run_train.VALUE)\n")
+    del sys.modules["run_train"]
+    error = refusal(names)
+    assert "your module `run_train` has the name of the one" in str(error)
+    assert error.hint == "rename `train` or the module"
+
+
+def test_the_code_of_a_program_is_the_same_in_each_process(home: Path) -> None:
+    program = "import kdist\nWORDS = {'a', 'b', 'c', 'd'}\ndef train():\n    print(WORDS)\n"
+    (home / "program.py").write_text(f"{program}print(kdist.from_code(train).job.spec.code.path)\n")
+    made = {
+        subprocess.check_output(
+            [sys.executable, "program.py"], cwd=home, env={**os.environ, "PYTHONHASHSEED": seed}
+        )
+        for seed in "123"
+    }
+    assert len(made) == 1
 
 
 def test_a_wrong_field_of_the_job_is_named(cell: Cells) -> None:
@@ -199,7 +226,7 @@ def test_a_file_of_the_code_that_was_cut_off_is_written_again(cell: Cells) -> No
     job = kdist.from_code(names["train"])
     file = folder(job) / "run_train.py"
     file.write_bytes(file.read_bytes()[:40])  # as a version that did not replace files left it
-    assert output(kdist.from_code(names["train"])) == "all\n"
+    assert on_ranks(names) == "all\n"
 
 
 def test_code_is_written_whole_or_not_at_all(home: Path) -> None:

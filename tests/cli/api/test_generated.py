@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-import kdist
-from kdist.errors import UsageError
-from tests.cli.api.conftest import Cells, output
+from tests.cli.api.conftest import Cells, on_ranks, refusal
 
 
 def of_ipython(name: str) -> object:
@@ -21,16 +19,10 @@ def of_ipython(name: str) -> object:
     return wraps(open)(function) if name == "_modified_open" else function
 
 
-def refusal(names: dict[str, Any]) -> UsageError:
-    with pytest.raises(UsageError) as caught:
-        kdist.from_code(names["train"])
-    return caught.value
-
-
 def test_what_ipython_has_put_over_a_builtin_is_the_builtin_on_the_ranks(cell: Cells) -> None:
     names = cell("def train():\n    print(open('/dev/null').read() == '')\n    exit()\n")
     names |= {"open": of_ipython("_modified_open"), "exit": of_ipython("exiter")}
-    assert output(kdist.from_code(names["train"])) == "True\n"
+    assert on_ranks(names) == "True\n"
 
 
 def test_what_only_a_notebook_has_is_refused_with_the_reason(
@@ -74,7 +66,7 @@ def test_what_only_a_notebook_has_is_refused_with_the_reason(
 )
 def test_what_a_definition_needs_comes_before_it(cell: Cells, source: str, printed: str) -> None:
     names = cell(f"{source}\nobj = type(obj)\ndef train():\n    print(obj.__name__)\n")
-    assert output(kdist.from_code(names["train"])) == f"{printed}\n"
+    assert on_ranks(names) == f"{printed}\n"
 
 
 def test_a_function_in_a_function_is_not_that_of_its_name_outside(cell: Cells) -> None:
@@ -92,7 +84,7 @@ def other():
 train = outer()
 """
     names = cell(source.replace("MORE", ""))
-    assert output(kdist.from_code(names["train"])) == "1\n"
+    assert on_ranks(names) == "1\n"
     error = refusal(cell(source.replace("MORE", " + other()")))
     assert "`helper`, which `other` uses, is not the `helper` that `train` uses" in str(error)
 
@@ -117,7 +109,7 @@ def test_a_decorator_is_applied_once_to_what_it_got(cell: Cells) -> None:
         "def twice(of):\n    def run():\n        of()\n        of()\n    return run\n"
         "@twice\ndef train():\n    print('once')\n"
     )
-    assert output(kdist.from_code(names["train"])) == "once\nonce\n"
+    assert on_ranks(names) == "once\nonce\n"
 
 
 def test_a_function_that_a_call_has_wrapped_is_refused(cell: Cells) -> None:
@@ -126,7 +118,7 @@ def test_a_function_that_a_call_has_wrapped_is_refused(cell: Cells) -> None:
         "        print('loud')\n        of()\n    return inner\n"
         "def job():\n    pass\ntrain = loud(job)\n"
     )
-    assert "`job` was wrapped by a call" in str(refusal(names))
+    assert "`job` was wrapped by a call, which its source does not" in str(refusal(names))
     names = cell("@wraps(job)\ndef train():\n    pass\n")  # is not the function of its name
     assert "`job` was wrapped by a call" in str(refusal(names))
 
@@ -138,3 +130,18 @@ def test_a_dictionary_that_decorators_have_filled_is_refused(cell: Cells) -> Non
         "def train():\n    print(known['plug']())\n"
     )
     assert "`known`, which `train` uses, is in the memory" in str(refusal(names))
+
+
+def test_values_that_raise_errors_of_their_own_are_refused_by_name(cell: Cells) -> None:
+    names = cell(
+        "class Settings(dict):\n    __getattr__ = dict.__getitem__\n"
+        "class Odd:\n    __call__ = None\n    def __getattr__(self, name): raise OSError(name)\n"
+        "    def __repr__(self): raise OSError\n    def __eq__(self, other): raise OSError\n"
+        "settings, odd = Settings(rate=1), Odd()\n"
+        "class Model:\n    settings = settings\n    odd = odd\n"
+        "def train():\n    print(Model, settings.rate, odd)\n"
+    )
+    assert [line.partition(" is in")[0] for line in str(refusal(names)).splitlines()] == [
+        "`odd`, which `train` uses,",
+        "`settings`, which `train` uses,",
+    ]

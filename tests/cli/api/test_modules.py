@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import kdist
-from tests.cli.api.conftest import Cells, folder, output
+from tests.cli.api.conftest import Cells, folder, output, refusal
 
 OWN = """
 import far.deep.end
@@ -97,3 +98,22 @@ def test_a_module_that_was_changed_on_the_disk_is_warned_of(cell: Cells, source:
     with pytest.warns(kdist.KdistWarning, match="`own.steps` is not what own.py says"):
         job = kdist.from_code(names["train"])
     assert output(job) == "6\n"
+
+
+def test_a_module_that_cannot_be_read_is_refused_by_its_file(cell: Cells, source: Path) -> None:
+    names = cell("import own\ndef train():\n    print(own.steps())\n")
+    (source / "own.py").write_text(f"{OWN}\ndef later():\n    import broken\n")
+    (source / "broken.py").symlink_to("/proc/self/mem")  # whose first page nobody can read
+    assert re.fullmatch(r"cannot read .*/broken.py: Input/output error", str(refusal(names)))
+
+
+def test_a_package_of_the_notebooks_folder_is_copied_without_its_data(
+    cell: Cells, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "near" / "data.py").mkdir(parents=True)
+    (home / "near" / "__init__.py").write_text("VALUE = 5\n")
+    (home / "near" / "words.json").write_text("")
+    monkeypatch.syspath_prepend(str(home))
+    job = kdist.from_code(cell("import near\ndef train():\n    print(near.VALUE)\n")["train"])
+    made = {path.relative_to(folder(job)).as_posix() for path in folder(job).rglob("*.*")}
+    assert made == {"run_train.py", "near/__init__.py", ".kdistignore"}

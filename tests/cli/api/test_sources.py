@@ -9,14 +9,13 @@ import sys
 import pytest
 
 import kdist
-from kdist.errors import UsageError
-from tests.cli.api.conftest import Cells, folder, output
+from tests.cli.api.conftest import Cells, folder, on_ranks, refusal
 
 
 def test_default_values_are_those_of_the_definition(cell: Cells) -> None:
     cell("N = 3\ndef train(x=N, *, y=N * 2, z=1 << 3, w=(1, 2)):\n    print(x, y, z, w, N)\n")
     names = cell("N = 99\n")
-    assert output(kdist.from_code(names["train"])) == "3 6 8 (1, 2) 99\n"
+    assert on_ranks(names) == "3 6 8 (1, 2) 99\n"
 
 
 def test_fields_of_a_class_and_defaults_of_methods_are_those_of_the_definition(
@@ -29,7 +28,7 @@ def test_fields_of_a_class_and_defaults_of_methods_are_those_of_the_definition(
         "    def scale(self, by=N): return by\n"
     )
     names = cell("N = 99\ndef train():\n    print(Settings(), Settings().scale())\n")
-    assert output(kdist.from_code(names["train"])) == "Settings(rate=3, sizes=[]) 3\n"
+    assert on_ranks(names) == "Settings(rate=3, sizes=[]) 3\n"
 
 
 def test_what_was_written_stays_as_it_was_written(cell: Cells) -> None:
@@ -41,7 +40,10 @@ def test_what_was_written_stays_as_it_was_written(cell: Cells) -> None:
 @pytest.mark.parametrize(
     ("later", "message"),
     [
-        ("held = 1", "`held` is not what it was when `read` was defined, whose `x` has kept that"),
+        (
+            "held = 1",
+            "`held` has changed since `read` was defined, and `x` of `read` still has the old",
+        ),
         ("read.__defaults__ = None", "the default values of `read` were changed after it was"),
     ],
 )
@@ -49,10 +51,9 @@ def test_a_default_value_that_cannot_be_sent_is_refused(
     cell: Cells, later: str, message: str
 ) -> None:
     cell("held = object()\ndef read(x=held):\n    print(x)\ndef train():\n    read()\n")
-    with pytest.raises(UsageError) as caught:
-        kdist.from_code(cell(later)["train"])
-    assert message in str(caught.value)
-    assert caught.value.hint == "define `read` again"
+    error = refusal(cell(later))
+    assert message in str(error)
+    assert error.hint == "define `read` again"
 
 
 MODEL = """
@@ -96,11 +97,10 @@ def test_a_class_that_was_changed_after_its_definition_is_refused(
 ) -> None:
     names = cell(MODEL)
     names = cell("Model()\nModel.cache['a'] = 1\n")  # as a class may change itself
-    assert output(kdist.from_code(names["train"])) == "1 model part\n"
-    with pytest.raises(UsageError) as caught:
-        kdist.from_code(cell(later)["train"])
-    assert str(caught.value) == f"`Model.{changed}` was changed after the class was defined"
-    assert caught.value.hint == "define it so in the cell of the class"
+    assert on_ranks(names) == "1 model part\n"
+    error = refusal(cell(later))
+    assert str(error) == f"`Model.{changed}` was changed after the class was defined"
+    assert error.hint == "make the change in the cell that defines the class"
 
 
 def test_what_decorators_and_bases_make_of_a_class_is_no_change(cell: Cells) -> None:
@@ -109,9 +109,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import total_ordering
-from typing import Generic, NamedTuple, Protocol, TypeVar
-
-T = TypeVar("T") if False else None
+from typing import NamedTuple, Protocol
 
 def wrap(of):
     def method(self):
@@ -161,14 +159,14 @@ def train():
     print(Wrapped().run(), One.name, Color.RED, Level.LOW + 0, Point(), Shape.size, Has.size)
     print(Sized() <= Sized())
 """)
-    assert output(kdist.from_code(names["train"])) == "5 One Color.RED 1 Point(x=3) 1 2\nTrue\n"
+    assert on_ranks(names) == "5 One Color.RED 1 Point(x=3) 1 2\nTrue\n"
 
 
 def test_of_two_classes_of_a_name_the_one_that_is_meant_is_sent(cell: Cells) -> None:
     names = cell("class Settings:\n    rate = 1\ndef train():\n    print(Settings.rate)\n")
     first = names["Settings"]
     cell("class Settings:\n    rate = 2\n")["Settings"] = first  # its cell was run once more
-    assert output(kdist.from_code(names["train"])) == "1\n"
+    assert on_ranks(names) == "1\n"
 
 
 def test_a_text_that_begins_left_of_its_block_stays_as_it_is(cell: Cells) -> None:
@@ -176,12 +174,12 @@ def test_a_text_that_begins_left_of_its_block_stays_as_it_is(cell: Cells) -> Non
         "if True:\n    def train():\n        text = '''\nfirst\n   second\n'''\n"
         "        print(repr(text))\n"
     )
-    assert output(kdist.from_code(names["train"])) == "'\\nfirst\\n   second\\n'\n"
+    assert on_ranks(names) == "'\\nfirst\\n   second\\n'\n"
     names = cell(
         "if True:\n    def train():\n        text = '''\n        first'''\n"
         "        print(repr(text))\n"
     )
-    assert output(kdist.from_code(names["train"])) == "'\\n        first'\n"
+    assert on_ranks(names) == "'\\n        first'\n"
 
 
 @pytest.mark.parametrize("flags", [0, annotations.compiler_flag])
@@ -195,9 +193,9 @@ def test_source_is_found_below_a_magic_that_gives_it_a_name_without_lines(
     main = vars(sys.modules["__main__"])
     code = compile(ast.parse(body), "<timed exec>", "exec", flags, dont_inherit=True)
     exec(code, main)  # noqa: S102 - as IPython does
-    assert output(kdist.from_code(main["train"])) == "timed\n"
+    assert on_ranks(main) == "timed\n"
     names = cell("def train():\n    print(Settings.__name__, helper.__name__)\n")
-    assert output(kdist.from_code(names["train"])) == "Settings helper\n"
+    assert on_ranks(names) == "Settings helper\n"
 
 
 def test_a_cached_function_of_a_notebook_goes_along(cell: Cells) -> None:
@@ -205,7 +203,7 @@ def test_a_cached_function_of_a_notebook_goes_along(cell: Cells) -> None:
         "from functools import lru_cache\n@lru_cache\ndef square(x):\n    return x * x\n"
         "def train():\n    print(square(3))\n"
     )
-    assert output(kdist.from_code(names["train"])) == "9\n"
+    assert on_ranks(names) == "9\n"
 
 
 def test_a_class_that_a_call_has_made_is_refused_with_what_to_write(cell: Cells) -> None:
@@ -213,6 +211,6 @@ def test_a_class_that_a_call_has_made_is_refused_with_what_to_write(cell: Cells)
         "from dataclasses import make_dataclass\nMade = make_dataclass('Made', ['x'])\n"
         "def train():\n    print(Made(1))\n"
     )
-    with pytest.raises(UsageError, match="the source of `Made` is not known") as caught:
-        kdist.from_code(names["train"])
-    assert "write it as a `def` or `class` statement" in caught.value.hint
+    error = refusal(names)
+    assert "the source of `Made` is not known" in str(error)
+    assert "write it as a `def` or `class` statement" in error.hint

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -87,6 +87,7 @@ class Channels:
             self._websocket.settimeout(None)
             if code == ABNF.OPCODE_CLOSE:
                 self._open = False
+                self._websocket.shutdown()  # it has answered; `close` would wait for more
             elif (
                 code in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT)
                 and frame.data
@@ -122,11 +123,9 @@ class Channels:
             self._websocket.send(bytes([channel]) + data, opcode=ABNF.OPCODE_BINARY)
 
     def end(self, channel: int) -> None:
-        """Close this channel for writing; the v4 protocol has no message for it."""
-        from websocket import ABNF
-
+        """Close this channel for writing, as `write`; the v4 protocol has no message for it."""
         if self._websocket.getheaders().get("sec-websocket-protocol") == _V5:
-            self._websocket.send(bytes([_CLOSE, channel]), opcode=ABNF.OPCODE_BINARY)
+            self.write(_CLOSE, bytes([channel]))
 
     def close(self) -> None:
         """Close the connection."""
@@ -332,11 +331,10 @@ class PodStreams:
         client = self._open_exec(pod, argv, container, stdin=stdin or feed is not None, tty=tty)
         outputs = {STDOUT: out or _writer(1), STDERR: err or _writer(2)}
         end = deadline(timeout)
-        with raw_terminal(tty) as has_terminal:
+        with closing(client), raw_terminal(tty) as has_terminal:
             listening, size, more = stdin, os.terminal_size((0, 0)), False
             while client.is_open():
                 if time.monotonic() > end:
-                    client.close()
                     raise KdistError(
                         f"{description}: `{argv[0]}` has not ended after {timeout:.0f} s",
                         code=Code.TIMEOUT,

@@ -15,21 +15,21 @@ import re
 import secrets
 import time
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from kdist import backends, rbac, render
 from kdist.backends import RUNTIME
 from kdist.deploy import live_workload
 from kdist.deploy.admission import check_pod_admission, join
 from kdist.deploy.code_upload import upload_code
-from kdist.deploy.delete import adopt, drop_owner, find_leftovers
-from kdist.deploy.plan import Plan, objects_of
+from kdist.deploy.delete import adopt, drop_owner, find_leftovers, undo
+from kdist.deploy.plan import ApplyResult, Plan, objects_of
 from kdist.errors import KdistError, NotFoundError
 from kdist.manifest import (
     JOB_LABEL,
@@ -102,15 +102,13 @@ _RUNTIME_SECONDS = 20.0  # for which a TrainJob is retried until Trainer knows i
 _RESULT_KEY_SUFFIX = "_2frun_5fresult"
 
 
-class ApplyResult(NamedTuple):
-    """An object, and the result of applying it."""
-
-    manifest: Manifest
-    applied: Applied
-
-
 def send(
-    cluster: Cluster, plan: Plan, *, dry_run: bool = False, force: bool = False
+    cluster: Cluster,
+    plan: Plan,
+    *,
+    notify: Callable[[str], None] = lambda _: None,
+    dry_run: bool = False,
+    force: bool = False,
 ) -> Iterator[ApplyResult]:
     """Apply the job's objects in order.
 
@@ -121,6 +119,7 @@ def send(
     Args:
         cluster: the cluster to apply to.
         plan: the job and its objects.
+        notify: receives what takes long.
         dry_run: stop after the dry run.
         force: take over fields of other field managers.
 
@@ -139,13 +138,15 @@ def send(
         rbac.require(cluster, rbac.to_delete(leftovers))
     for _ in _dry_run(cluster, plan, force=force):
         pass
-    upload_code(cluster, plan, plan.folder, plan.config_map)
-    if plan.revived:
-        # objects owned by the old workload may be about to be garbage-collected
-        drop_owner(cluster, plan.job.metadata.name)
-        forget_end(cluster, _objects(cluster, plan).owner)
-    created: list[ApplyResult] = []
+    created = upload_code(cluster, plan, plan.folder, plan.config_map, notify)
+    made = [each.manifest for each in created]
     try:
+        yield from created
+        if plan.revived:
+            # objects owned by the old workload may be about to be garbage-collected
+            drop_owner(cluster, plan.job.metadata.name)
+            forget_end(cluster, _objects(cluster, plan).owner)
+        plan = replace(plan, manifests=[each for each in plan.manifests if each not in made])
         for each in _apply(cluster, plan, dry_run=False, force=force):
             if each.applied.verb == "created":
                 created.append(each)
@@ -177,25 +178,6 @@ def _dry_run(cluster: Cluster, plan: Plan, *, force: bool) -> Iterator[ApplyResu
         warnings += each.applied.warnings
         yield each
     check_pod_admission(cluster, plan, tuple(warnings))
-
-
-def undo(objects: JobObjects, created: Iterable[ApplyResult], error: KdistError) -> KdistError:
-    """Delete the objects that were created before the error, in reverse order; returns the error
-    extended by what was deleted.
-    """
-    deleted: list[str] = []
-    left: list[str] = []
-    for manifest, applied in reversed(list(created)):
-        uid = str(applied.document["metadata"]["uid"])
-        try:
-            objects.remove(manifest.api_version, manifest.kind, manifest.name, uid=uid)
-            deleted.append(manifest.title)
-        except KdistError:
-            left.append(manifest.title)
-    lines = [f"deleted again: {', '.join(deleted)}"] if deleted else []
-    lines += [f"created, and could not be deleted again: {', '.join(left)}"] if left else []
-    text = "\n  ".join([error.message, *lines])
-    return KdistError(text, hint=error.hint, next_command=error.next_command, code=error.code)
 
 
 def forget_end(cluster: Cluster, owner: JobOwner) -> None:

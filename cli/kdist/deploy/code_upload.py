@@ -12,12 +12,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from kdist import backends, rbac
-from kdist.deploy.delete import is_active
+from kdist import backends, rbac, units
+from kdist.deploy.delete import is_active, undo
 from kdist.deploy.helper_pod import (
     CONTAINER,
     POD_RIGHTS,
@@ -25,14 +25,14 @@ from kdist.deploy.helper_pod import (
     start_helper_pod,
     wait_until_running,
 )
-from kdist.deploy.plan import Plan, objects_of
+from kdist.deploy.plan import ApplyResult, Plan, objects_of
 from kdist.deploy.receive_code import SUMS
 from kdist.errors import KdistError
 from kdist.job_file.folder import CodeFolder
 from kdist.manifest import CLAIM, CODE_SENT
 from kdist.spec import CodeSource, TrainingJob
 from kdist.spec.validators import CHECKPOINTS_MOUNT
-from kdist.status.documents import annotation, items, text, texts
+from kdist.status.documents import annotation, items, text, texts, uid
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import MalformedTextError, parse_object
 
@@ -49,38 +49,45 @@ _OTHER_WAYS: Final = (
 
 
 def upload_code(
-    cluster: Cluster, plan: Plan, folder: CodeFolder | None, before: Mapping[str, Any] | None
-) -> None:
-    """Send the files of a code folder, unless they are there or belong into a ConfigMap. `before`
-    is the job's ConfigMap or TrainingJob as it was last applied. Raises `KdistError`; the cluster
-    is as it was then.
+    cluster: Cluster,
+    plan: Plan,
+    folder: CodeFolder | None,
+    before: Mapping[str, Any] | None,
+    notify: Callable[[str], None],
+) -> list[ApplyResult]:
+    """Send the files of a code folder, unless they are there or belong in a ConfigMap; returns what
+    was created for it. `before` is the job's ConfigMap or TrainingJob as it was last applied.
+    Raises `KdistError`; the cluster is as it was then.
     """
     code = plan.job.spec.code
     if folder is None or not folder.place or code is None:
-        return
+        return []
     if code.claim is None:
         _send_to_bucket(code, folder)
-        return
+        return []
     note = describe_sent(cluster, plan.job)
     if note and note == annotation(before, CODE_SENT):
-        return
+        return []
     claims = [each for each in plan.manifests if each.kind == CLAIM and not note]
     objects = objects_of(cluster, plan.job.metadata.name, plan.placement.backend)
+    created: list[ApplyResult] = []
     try:
         rbac.require(cluster, (*POD_RIGHTS, *rbac.EXEC, *rbac.to_send(claims)))
         for each in claims:
-            objects.apply(each)
-        try:
-            _send_to_claim(cluster, plan, code, folder)
-        except BaseException:
-            for each in claims:
-                objects.remove("v1", CLAIM, each.name)
-            raise
+            applied = objects.apply(each)
+            if applied.verb == "created":  # else another apply may be sending to it
+                created.append(ApplyResult(each, applied))
+        _send_to_claim(cluster, plan, code, folder, notify)
     except KdistError as error:
         message = f"spec.code cannot be sent to {folder.place}: {error.message}"
         hint = "; or ".join(filter(None, (error.hint, _OTHER_WAYS)))
         command = error.next_command
-        raise KdistError(message, hint=hint, next_command=command, code=error.code) from error
+        said = KdistError(message, hint=hint, next_command=command, code=error.code)
+        raise undo(objects, created, said) from error
+    except BaseException as error:  # Ctrl-C
+        undo(objects, created, KdistError(str(error)))
+        raise
+    return created
 
 
 def describe_sent(cluster: Cluster, job: TrainingJob) -> str:
@@ -90,30 +97,52 @@ def describe_sent(cluster: Cluster, job: TrainingJob) -> str:
     code = job.spec.code
     if code is None or code.claim is None:
         return ""
-    uid = text(cluster.look_up("v1", CLAIM, code.claim), "metadata", "uid")
-    return f"{uid}/{code.sub_path}" if uid else ""
+    found = uid(cluster.look_up("v1", CLAIM, code.claim))
+    return f"{found}/{code.sub_path}" if found else ""
 
 
-def _send_to_claim(cluster: Cluster, plan: Plan, code: CodeSource, folder: CodeFolder) -> None:
+def _send_to_claim(
+    cluster: Cluster,
+    plan: Plan,
+    code: CodeSource,
+    folder: CodeFolder,
+    notify: Callable[[str], None],
+) -> None:
     claim = cluster.get("v1", CLAIM, str(code.claim))
     single = "ReadWriteMany" not in texts(claim, "spec", "accessModes")
     unbound = text(claim, "status", "phase") == "Pending"
     backend, manifests = backends.get(plan.placement.backend), [*plan.deferred, *plan.manifests]
-    alike = single and unbound
-    pod = build_helper_pod(plan.job, backend, manifests, read_only=False, tools=False, alike=alike)
+    pod = build_helper_pod(
+        plan.job,
+        backend,
+        manifests,
+        read_only=False,
+        tools=False,
+        for_new_volume=single and unbound,
+    )
     # not every volume can be mounted on a second node
     node = next(_find_nodes(cluster, str(code.claim)), "") if single else ""
     objects = objects_of(cluster, plan.job.metadata.name, backend.name)
+    size = units.size(folder.size)
+    notify(f"starting pod {pod['metadata']['name']} to send {size} to {folder.place}")
     with start_helper_pod(objects, pod, seconds=_SECONDS, node=node) as name:
-        wait_until_running(cluster, name)
+        wait_until_running(cluster, name, notify=notify)
         place, error = f"{CHECKPOINTS_MOUNT}/{code.sub_path}", bytearray()
         command = ["python", "-I", "-c", _PRINT, f"{place}/{SUMS}"]
         if cluster.run(name, command, container=CONTAINER)[1] == folder.sums.encode():
             return
         source = files("kdist.deploy").joinpath("receive_code.py").read_text(encoding="utf-8")
         command = ["python", "-I", "-c", source, *place.rsplit("/", 1), folder.digest]
-        how: Any = {"container": CONTAINER, "out": lambda _: None, "err": error.extend}
-        if (ended := cluster.exec(name, command, feed=_pack(folder), **how)) != 0:
+        ended = cluster.exec(
+            name,
+            command,
+            container=CONTAINER,
+            out=lambda _: None,
+            err=error.extend,
+            feed=_pack(folder),
+            timeout=_SECONDS,
+        )
+        if ended != 0:
             lines = error.decode(errors="replace").splitlines() or [f"exit code {ended}"]
             full = "make room on the claim, or enlarge it" if "No space left" in lines[-1] else ""
             raise KdistError(lines[-1][:400], hint=full)

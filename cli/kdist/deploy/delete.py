@@ -1,5 +1,6 @@
-"""Deletes a job's objects: those that a new version of the job no longer has (`prune`), or all of
-them (`remove`). Only objects with the job's owner annotation are deleted.
+"""Deletes a job's objects: those that a new version of the job no longer has (`prune`), those that
+a failed apply has created (`undo`), or all of them (`remove`). Only objects with the job's owner
+annotation are deleted.
 
 `remove` deletes the workload first and the other objects when its pods have ended. `prune` never
 deletes a volume claim.
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdist import backends, rbac
 from kdist.backends import CLAIM, DEPENDENT_KINDS, RUNTIME, is_made_for, workload_kinds
-from kdist.deploy.plan import Plan, objects_of
+from kdist.deploy.plan import ApplyResult, Plan, objects_of
 from kdist.errors import Code, KdistError, NotFoundError
 from kdist.manifest import (
     MANAGED_BY,
@@ -38,7 +39,7 @@ from kdist.status.documents import annotation
 from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
-    from kdist.cluster import Cluster
+    from kdist.cluster import Cluster, JobObjects
 
 
 Reference = dict[str, Any]
@@ -132,6 +133,25 @@ def _change(
 _KINDS = tuple(each for each in DEPENDENT_KINDS if each[1] not in (CLAIM, RUNTIME))
 # Running pods do not need these; other objects stay while pods that use them exist.
 _NOT_USED_BY_PODS = frozenset({"NetworkPolicy", "PodDisruptionBudget"})
+
+
+def undo(objects: JobObjects, created: Iterable[ApplyResult], error: KdistError) -> KdistError:
+    """Delete the objects that were created before the error, in reverse order; returns the error
+    extended by what was deleted.
+    """
+    deleted: list[str] = []
+    left: list[str] = []
+    for manifest, applied in reversed(list(created)):
+        uid = str(applied.document["metadata"]["uid"])
+        try:
+            objects.remove(manifest.api_version, manifest.kind, manifest.name, uid=uid)
+            deleted.append(manifest.title)
+        except KdistError:
+            left.append(manifest.title)
+    lines = [f"deleted again: {', '.join(deleted)}"] if deleted else []
+    lines += [f"created, and could not be deleted again: {', '.join(left)}"] if left else []
+    text = "\n  ".join([error.message, *lines])
+    return KdistError(text, hint=error.hint, next_command=error.next_command, code=error.code)
 
 
 def find_leftovers(cluster: Cluster, plan: Plan) -> list[Manifest]:

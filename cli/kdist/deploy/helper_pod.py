@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,15 +70,24 @@ def start_helper_pod(
         objects.remove("v1", "Pod", name, grace=0)
 
 
-def wait_until_running(cluster: Cluster, name: str) -> None:
+def wait_until_running(
+    cluster: Cluster, name: str, *, notify: Callable[[str], None] = lambda _: None
+) -> None:
     """Wait until commands can be run in the helper pod. Raises `KdistError` if it cannot start."""
-    if wait_for_phase(cluster, name, ("Running", "Succeeded", "Failed")) != "Running":
+    phases = ("Running", "Succeeded", "Failed")
+    if wait_for_phase(cluster, name, phases, notify=notify) != "Running":
         raise KdistError(f"pod {name} ended too early", next_command=_show_events(cluster, name))
 
 
-def wait_for_phase(cluster: Cluster, name: str, phases: Collection[str]) -> str:
-    """Wait until the helper pod is in one of these phases, and return it. Raises `KdistError` if it
-    cannot start.
+def wait_for_phase(
+    cluster: Cluster,
+    name: str,
+    phases: Collection[str],
+    *,
+    notify: Callable[[str], None] = lambda _: None,
+) -> str:
+    """Wait until the helper pod is in one of these phases, and return it; `notify` is called once
+    if it takes long. Raises `KdistError` if the pod cannot start.
     """
     from kdist.cluster.polling import wait_until
 
@@ -102,7 +111,7 @@ def wait_for_phase(cluster: Cluster, name: str, phases: Collection[str]) -> str:
         look,
         timeout=_START_TIMEOUT,
         what=f"helper pod {name} to run",
-        notify=lambda _: None,
+        notify=notify,
         next_command=next_command,
     )
 
@@ -121,7 +130,7 @@ def build_helper_pod(
     read_only: bool = True,
     memory: str = "256Mi",
     tools: bool = True,
-    alike: bool = False,
+    for_new_volume: bool = False,
 ) -> dict[str, Any]:
     """Build the helper pod from the training's pod: its image, rights and node selection, and the
     volume with the checkpoints.
@@ -134,8 +143,8 @@ def build_helper_pod(
         read_only: whether it mounts the checkpoints read-only.
         memory: request and limit of its memory.
         tools: whether the trainer's tools run in it.
-        alike: whether it asks for all that the job's pods ask for, so that a volume that is made
-            for it is where they can run.
+        for_new_volume: whether it asks for all that the job's pods ask for, so that the volume that
+            is made for it is where they can run.
     """
     name = f"{job.metadata.name[:40].rstrip('-')}-viewer-{secrets.token_hex(3)}"
     specs = (pod["spec"] for each in manifests for pod in find_pods(each.document))
@@ -154,11 +163,13 @@ def build_helper_pod(
             {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
             {"name": "HOME", "value": "/tmp"},  # noqa: S108 - in the pod
         ],
-        "resources": trainer.get("resources") if alike else {"requests": small, "limits": small},
+        "resources": trainer.get("resources")
+        if for_new_volume
+        else {"requests": small, "limits": small},
         "securityContext": trainer.get("securityContext", {}),
         "volumeMounts": mounts,
     }
-    copied = (*_COPIED_FIELDS, *(("affinity",) if alike else ()))
+    copied = (*_COPIED_FIELDS, *(("affinity",) if for_new_volume else ()))
     spec = {key: pod[key] for key in copied if key in pod}
     if tools and job.checkpoint_claim is None:
         variables = items(trainer, "env")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kdist.deploy.apply import ApplyResult, Difference, find_difference, send
+from kdist.deploy.apply import Difference, find_difference, send
 from kdist.deploy.code_upload import describe_sent
 from kdist.deploy.delete import find_leftovers, prune
-from kdist.deploy.plan import Plan, make_plan, objects_of
+from kdist.deploy.plan import ApplyResult, Plan, make_plan, objects_of
 from kdist.deploy.resource import (
     ResourcePlan,
     plan_resource,
@@ -71,7 +71,7 @@ def send_plan(
     notify(f"context {cluster.context}, namespace {cluster.namespace}: {name} as {what}")
     verbs: set[Verb] = set()
     said: set[str] = set()
-    for each in _send(cluster, plan, dry_run=dry_run, force=force):
+    for each in _send(cluster, plan, dry_run=dry_run, force=force, notify=notify):
         yield each
         for text in each.applied.warnings:
             if text not in said:
@@ -82,12 +82,17 @@ def send_plan(
         return
     if verbs - {"unchanged"}:
         kind = TRAINING_JOB if isinstance(plan, ResourcePlan) else ("v1", "ConfigMap")
+        sent, what = "", "its git commit"
         try:
-            sent = describe_sent(cluster, plan.job) if plan.folder is not None else ""
-            notes = {COMMIT: find_commit(base) or None, CODE_SENT: sent or None}
+            if plan.folder is not None and (sent := describe_sent(cluster, plan.job)):
+                what += " and where its code is"
+        except KdistError as error:
+            notify(f"the job is applied, but where its code is could not be recorded: {error}")
+        notes = {COMMIT: find_commit(base) or None, CODE_SENT: sent or None}
+        try:
             objects_of(cluster, name).change(*kind, name, {"metadata": {"annotations": notes}})
         except KdistError as error:
-            notify(f"the job is applied, but its git commit is not recorded: {error}")
+            notify(f"the job is applied, but {what} could not be recorded: {error}")
     if isinstance(plan, Plan) and plan.exists and "configured" in verbs:
         notify(
             f"nodes change at once; other changes reach the pods of {name} with "
@@ -106,11 +111,16 @@ def describe_plan(
 
 
 def _send(
-    cluster: Cluster, plan: Plan | ResourcePlan, *, dry_run: bool, force: bool
+    cluster: Cluster,
+    plan: Plan | ResourcePlan,
+    *,
+    dry_run: bool,
+    force: bool,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> Iterator[ApplyResult]:
     if isinstance(plan, Plan):
-        return send(cluster, plan, dry_run=dry_run, force=force)
-    return send_resource(cluster, plan, dry_run=dry_run, force=force)
+        return send(cluster, plan, notify=notify, dry_run=dry_run, force=force)
+    return send_resource(cluster, plan, notify=notify, dry_run=dry_run, force=force)
 
 
 def prune_plan(

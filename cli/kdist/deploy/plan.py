@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdist import backends, rbac, render
 from kdist.backends import Placement
@@ -33,7 +33,7 @@ from kdist.status import (
 from kdist_trainer.formats.untrusted_text import parse_json
 
 if TYPE_CHECKING:
-    from kdist.cluster import Cluster, JobObjects
+    from kdist.cluster import Applied, Cluster, JobObjects
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,13 @@ class Plan:
     def restored(self) -> bool:
         """Whether the job exists, and its ConfigMap is made again."""
         return self.config_map is None and self.workload is not None
+
+
+class ApplyResult(NamedTuple):
+    """An object, and the result of applying it."""
+
+    manifest: Manifest
+    applied: Applied
 
 
 def make_plan(

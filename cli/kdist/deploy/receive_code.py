@@ -7,13 +7,17 @@ Like the fault injector's, its own text is sent, so it imports the standard libr
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import shutil
 import sys
 import tarfile
 import time
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 SUMS = "SHA256SUMS"
 _UNFINISHED = ".unfinished-"
@@ -34,24 +38,40 @@ def receive(archive: tarfile.TarFile, folder: Path, name: str, digest: str) -> N
     """Write all files of an archive, or none. Raises `ValueError` if they are not those that the
     digest stands for.
     """
-    os.umask(0o002)  # jobs with other users may share the claim
     folder.mkdir(exist_ok=True)
     for left in folder.glob(f"{_UNFINISHED}*"):
-        if time.time() - left.stat().st_mtime > _KEPT_SECONDS:
-            shutil.rmtree(left, ignore_errors=True)
-    new = folder / f"{_UNFINISHED}{os.urandom(8).hex()}"
+        with suppress(FileNotFoundError):  # another upload has given it its name, or removed it
+            if time.time() - left.stat().st_mtime > _KEPT_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+    new = _name_unfinished(folder)
     try:
         sums = "".join(_write(archive, each, new) for each in archive).encode()
         if sha256(sums).hexdigest() != digest:
             raise ValueError("the files have changed while they were sent: run the command again")
-        (new / SUMS).write_bytes(sums)
-        try:
-            new.rename(folder / name)
-        except OSError:  # unless somebody else has just sent the same
-            if (folder / name / SUMS).read_bytes() != sums:
-                raise
+        _save(io.BytesIO(sums), new / SUMS)
+        while not _rename(new, folder / name):
+            with suppress(OSError):
+                if (folder / name / SUMS).read_bytes() == sums:  # somebody else has just sent it
+                    break
+            with suppress(FileNotFoundError):  # an upload at the same time mends it too
+                (folder / name).rename(_name_unfinished(folder))
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def _name_unfinished(folder: Path) -> Path:
+    return folder / f"{_UNFINISHED}{os.urandom(8).hex()}"
+
+
+def _rename(new: Path, name: Path) -> bool:
+    """Rename a folder, unless one with files has the name."""
+    try:
+        new.rename(name)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
 
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> str:
@@ -60,18 +80,24 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> str
     if source is None or path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{member.name!r} is not a file of a code folder")
     (root / path).parent.mkdir(parents=True, exist_ok=True)
+    return describe(member.name, _save(source, root / path))
+
+
+def _save(source: IO[bytes], path: Path) -> str:
+    """Write a new file, and return its digest."""
     digest = sha256()
-    with (root / path).open("xb") as file:
+    with path.open("xb") as file:
         while block := source.read(_BLOCK):
             digest.update(block)
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-    return describe(member.name, digest.hexdigest())
+    return digest.hexdigest()
 
 
 def main(folder: str, name: str, digest: str) -> int:
     """Receive what comes; returns the exit code."""
+    os.umask(0o002)  # jobs with other users may share the claim
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|", encoding="utf-8") as archive:
         try:
             receive(archive, Path(folder), name, digest)

@@ -7,7 +7,7 @@ A job is sent either so or as its objects themselves; `uses_resource` refuses to
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 from kdist import backends, rbac, render
 from kdist.backends import Placement
 from kdist.deploy.admission import check_names, check_pod_admission
-from kdist.deploy.apply import ApplyResult, undo
 from kdist.deploy.code import place_code
 from kdist.deploy.code_upload import upload_code
-from kdist.deploy.delete import is_active, is_used
+from kdist.deploy.delete import is_active, is_used, undo
 from kdist.deploy.package_lock import lock_packages
 from kdist.deploy.plan import (
+    ApplyResult,
     Plan,
     check_kind,
     choose_backend,
@@ -44,7 +44,7 @@ from kdist.manifest import (
 )
 from kdist.spec import CodeFile, CodeSource, TrainingJob
 from kdist.status import BACKEND, find_owning_resource
-from kdist.status.documents import mapping, text
+from kdist.status.documents import mapping, text, uid
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -94,7 +94,7 @@ class ResourcePlan:
         job: the job, with the namespace that it goes to.
         resource: the TrainingJob, with the fields that the user has set.
         code: the ConfigMap with the files of `spec.code`; None if there is none to send, or if they
-            go to a bucket.
+            go to a bucket or claim.
         objects: the objects that the controller is expected to create, for checks in advance.
         before: the TrainingJob as it is on the cluster; None for a new one.
         folder: what is sent of the code folder of this machine.
@@ -120,7 +120,7 @@ class ResourcePlan:
             str(metadata.namespace),
             metadata.name,
             self.objects.placement.backend,
-            text(self.before, "metadata", "uid"),
+            uid(self.before),
         )
 
     @property
@@ -214,7 +214,12 @@ def _make_code(
 
 
 def send_resource(
-    cluster: Cluster, plan: ResourcePlan, *, dry_run: bool = False, force: bool = False
+    cluster: Cluster,
+    plan: ResourcePlan,
+    *,
+    notify: Callable[[str], None] = lambda _: None,
+    dry_run: bool = False,
+    force: bool = False,
 ) -> Iterator[ApplyResult]:
     """Apply a TrainingJob, and before it the ConfigMap with its code.
 
@@ -223,6 +228,7 @@ def send_resource(
     Args:
         cluster: the cluster to apply to.
         plan: the TrainingJob.
+        notify: receives what takes long.
         dry_run: stop after the dry run.
         force: take over fields of other field managers.
 
@@ -244,8 +250,7 @@ def send_resource(
     check_pod_admission(cluster, plan.objects, ())
     if dry_run:
         return
-    upload_code(cluster, plan.objects, plan.folder, plan.before)
-    created: list[ApplyResult] = []
+    created = upload_code(cluster, plan.objects, plan.folder, plan.before, notify)
     try:
         for manifest in plan.manifests:
             result = ApplyResult(manifest, objects.apply(manifest, force=force))

@@ -336,10 +336,13 @@ def find_warnings(tree: YamlNode, job: TrainingJob, *, base: Path) -> Iterator[P
         from kdist.job_file.problems import locate  # only files with problems need the rest of it
 
         mark = locate(tree, ("spec", "code")).value._replace(width=1)
+        where = "in a ConfigMap, which also the role `view` may read"
+        if folder.size > CONFIG_MAP_BYTES:
+            where = "to the bucket or claim with the checkpoints, for all who may read these"
         for sent, reason in _in_files(folder):
             yield mark.problem(
-                f"{folder.shown}/{sent.name} looks like a credential ({reason}), and would be sent "
-                "in a ConfigMap, which also the role `view` may read",
+                f"{folder.shown}/{sent.name} looks like a credential ({reason}), and would "
+                f"be sent {where}",
                 hint=f"list it in {folder.shown}/.kdistignore; a Secret, named in spec.env[].secret"
                 " or podTemplate, brings it to the pods",
                 path="spec.code",

@@ -170,6 +170,9 @@ class Handler(BaseHTTPRequestHandler):
             masked = self.rfile.read(size)
             key = int.from_bytes((mask * (size // 4 + 1))[:size])
             data = (int.from_bytes(masked) ^ key).to_bytes(size)
+            if head[0] & 0x0F == ABNF.OPCODE_CLOSE:
+                self.wfile.write(ABNF.create_frame(b"", ABNF.OPCODE_CLOSE).format())
+                raise ConnectionError("it was closed")
             if data == b"\xff\x00":
                 return
             assert data[0] == 0, data

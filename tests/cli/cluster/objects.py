@@ -47,7 +47,7 @@ class Store:
         self.deleted: list[str] = []
         self.deaf = 0
         self.insecure = ""
-        self._version = 0
+        self._version = 1  # which no object has
 
     def __call__(self, asked: Asked) -> Reply:
         if asked.path in ("/api", "/apis"):

@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 
 from kdist.cluster import streams
 from kdist.errors import Code
-from kdist.manifest import CODE_SENT
+from kdist.manifest import CODE_SENT, COMMIT
 from kdist.render import find_pods
 from kdist.render.overlay import violations
-from tests.cli.cluster.api import Api
+from tests.cli.cluster.api import Api, Asked, Reply, refusal
 from tests.cli.cluster.objects import Store
 from tests.cli.conftest import Kdist
-from tests.cli.deploy.claim import ClaimServer
+from tests.cli.deploy.claim import HELPER, ClaimServer
 from tests.cli.deploy.conftest import CORE, PLACES
 
 BLOB = bytes(range(256)) * 12_288  # 3 MiB
 CLAIM = f"{CORE}/persistentvolumeclaims/digits-checkpoints"
+TRAINING_JOB = "/apis/kdist.dev/v1alpha1/namespaces/ml/trainingjobs/digits"
 
 
 @pytest.fixture(name="claim")
@@ -53,6 +55,19 @@ def find_code(store: Store) -> str:
     return folder
 
 
+def refuse(result: Result, store: Store, code: Code, *words: str) -> None:
+    """Check that an apply ended so, said these words, and left nothing."""
+    assert result.exit_code == code, result.stderr
+    for each in words:
+        assert each in result.stderr
+    assert store.objects == {}
+
+
+def is_sent(asked: Asked, path: str) -> bool:
+    """Whether an object is applied, and not only tried."""
+    return (asked.method, asked.path) == ("PATCH", path) and "dryRun" not in asked.query
+
+
 @pytest.mark.sampled
 def test_the_pods_mount_what_was_sent_and_the_same_content_is_sent_once(
     api: Api, store: Store, file: Path, kdist: Kdist, claim: ClaimServer
@@ -64,12 +79,16 @@ def test_the_pods_mount_what_was_sent_and_the_same_content_is_sent_once(
     assert sent.exit_code == Code.OK, sent.stderr
     folder = find_code(store)
     assert f"of ./src to {folder} on claim digits-checkpoints" in sent.stderr
+    assert f"to send 3.0 MiB to {folder} on claim digits-checkpoints" in sent.stderr
+    assert sent.stdout.count("persistentvolumeclaim/digits-checkpoints") == 1
+    assert "persistentvolumeclaim/digits-checkpoints created" in sent.stdout
     there = claim.root / folder
     found = {each.relative_to(there).as_posix() for each in there.rglob("*") if each.is_file()}
     assert found == {
         *("SHA256SUMS", "data/table ü.bin", f"data/{'long' * 50}", "empty.py", "mine.py")
     }
     assert (there / "data/table ü.bin").read_bytes() == BLOB
+    assert all((there / each).stat().st_mode & 0o020 for each in (*found, "data", ".")), "shared"
     assert [each.name for each in (claim.root / "_code").iterdir()] == [folder[len("_code/") :]]
     assert claim.actions == ["look", "receive"]
     assert store.deleted == ["pods"]
@@ -99,7 +118,7 @@ def test_the_pods_mount_what_was_sent_and_the_same_content_is_sent_once(
 
 
 def test_the_pod_is_like_those_of_the_job_and_asks_for_little(
-    api: Api, store: Store, file: Path, kdist: Kdist, claim: ClaimServer
+    store: Store, file: Path, kdist: Kdist, claim: ClaimServer
 ) -> None:
     where = json.dumps({"claim": "shared"})
     other = {"spec": {"nodeName": "node-7"}, "status": {"phase": "Running"}}
@@ -130,7 +149,7 @@ def test_the_pod_is_like_those_of_the_job_and_asks_for_little(
 
 
 def test_a_volume_that_is_yet_to_be_made_for_one_node_is_made_where_the_job_can_run(
-    api: Api, store: Store, file: Path, kdist: Kdist, claim: ClaimServer
+    store: Store, file: Path, kdist: Kdist, claim: ClaimServer
 ) -> None:
     body = {"metadata": {"name": "mine", "uid": "1"}, "status": {"phase": "Pending"}}
     path = f"{CORE}/persistentvolumeclaims/mine"
@@ -152,7 +171,6 @@ def test_a_volume_that_is_yet_to_be_made_for_one_node_is_made_where_the_job_can_
     ],
 )
 def test_what_cannot_be_sent_is_said_with_the_other_ways_and_leaves_nothing(
-    api: Api,
     store: Store,
     file: Path,
     kdist: Kdist,
@@ -161,16 +179,92 @@ def test_what_cannot_be_sent_is_said_with_the_other_ways_and_leaves_nothing(
     said: str,
 ) -> None:
     claim.status = status
+    other_ways = "without a pod: code in the image, in a bucket"
+    undone = "deleted again: persistentvolumeclaim/digits-checkpoints"
+    words = ("spec.code cannot be sent to _code/", said, other_ways, undone)
+    refuse(kdist("apply", str(file)), store, Code.ERROR, *words)
+
+
+def test_a_claim_that_another_apply_has_made_meanwhile_stays(
+    api: Api, store: Store, file: Path, kdist: Kdist, claim: ClaimServer
+) -> None:
+    def race(asked: Asked) -> Reply:
+        if is_sent(asked, CLAIM) and CLAIM not in store.objects:
+            theirs = {**asked.body["metadata"], "uid": "theirs"}
+            store.put(CLAIM, {**asked.body, "metadata": theirs})
+        return claim(asked)
+
+    api.answer, claim.status = race, {"phase": "Failed"}
     refused = kdist("apply", str(file))
     assert refused.exit_code == Code.ERROR
-    assert "spec.code cannot be sent to _code/" in refused.stderr
-    assert said in refused.stderr
-    assert "without a pod: code in the image, in a bucket" in refused.stderr
-    assert store.objects == {}
+    assert "ended too early" in refused.stderr
+    assert list(store.objects) == [CLAIM]
+
+
+@pytest.mark.parametrize("path", [PLACES["job"], TRAINING_JOB])
+def test_the_claim_goes_if_a_later_object_is_refused(
+    api: Api,
+    store: Store,
+    file: Path,
+    kdist: Kdist,
+    claim: ClaimServer,
+    path: str,
+) -> None:
+    def answer(asked: Asked) -> Reply:
+        if asked.path == "/apis/kdist.dev/v1alpha1" and path == TRAINING_JOB:
+            return Reply(document={"resources": [{"kind": "TrainingJob"}]})
+        if is_sent(asked, path):
+            return refusal(422, "not today", "Invalid")
+        return claim(asked)
+
+    api.answer = answer
+    refused = kdist("apply", str(file))
+    assert "deleted again: " in refused.stderr
+    refuse(refused, store, Code.ERROR, "not today", "persistentvolumeclaim/digits-checkpoints")
+    assert claim.actions == ["look", "receive"]
+
+
+def test_the_commit_is_recorded_also_if_where_the_code_is_cannot_be(
+    api: Api,
+    store: Store,
+    file: Path,
+    kdist: Kdist,
+    claim: ClaimServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kdist.deploy.job.find_commit", lambda _: "1f2e")
+    hidden = refusal(403, "not yours", "Forbidden")
+    api.answer = lambda asked: (
+        hidden
+        if (asked.method, asked.path) == ("GET", CLAIM) and PLACES["job"] in store.objects
+        else claim(asked)
+    )
+    sent = kdist("apply", str(file))
+    assert sent.exit_code == Code.OK, sent.stderr
+    assert "the job is applied, but where its code is could not be recorded: " in sent.stderr
+    notes = store.objects[f"{CORE}/configmaps/digits"]["metadata"]["annotations"]
+    assert notes[COMMIT] == "1f2e"
+    assert CODE_SENT not in notes
+
+
+def test_a_pod_that_takes_long_to_start_is_named(
+    api: Api, file: Path, kdist: Kdist, claim: ClaimServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(asked: Asked) -> Reply:
+        reply = claim(asked)
+        if asked.method == "GET" and HELPER in asked.path:
+            claim.status = {"phase": "Running"}
+        return reply
+
+    monkeypatch.setattr("kdist.cluster.polling._NOTIFY_AFTER", 0.0)
+    api.answer, claim.status = start, {"phase": "Pending"}
+    sent = kdist("apply", str(file))
+    assert sent.exit_code == Code.OK, sent.stderr
+    starting = sent.stderr.index("starting pod digits-viewer-")
+    assert sent.stderr.index("waiting: helper pod digits-viewer-") > starting
 
 
 def test_a_pod_without_a_node_is_waited_for_no_longer_than_its_reason_is_worth(
-    api: Api,
     store: Store,
     file: Path,
     kdist: Kdist,
@@ -180,28 +274,30 @@ def test_a_pod_without_a_node_is_waited_for_no_longer_than_its_reason_is_worth(
     monkeypatch.setattr("kdist.deploy.helper_pod._SCHEDULING_TIMEOUT", 0.0)
     why = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
     claim.status = {"phase": "Pending", "conditions": [why]}
+    events = "kubectl get events -n ml --field-selector involvedObject.name=digits-viewer-"
     refused = kdist("apply", str(file))
-    assert refused.exit_code == Code.TIMEOUT
-    assert "0/3 nodes are available" in refused.stderr
-    assert "kubectl get events -n ml --field-selector involvedObject.name=digits-viewer-" in (
-        refused.stderr
-    )
-    assert store.objects == {}
+    refuse(refused, store, Code.TIMEOUT, "0/3 nodes are available", events)
+
+
+def test_an_upload_that_takes_too_long_is_given_up(
+    store: Store,
+    file: Path,
+    kdist: Kdist,
+    claim: ClaimServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kdist.deploy.code_upload._SECONDS", 0.0)
+    refuse(kdist("apply", str(file)), store, Code.TIMEOUT, "`python` has not ended after 0 s")
 
 
 def test_what_the_program_cannot_write_is_said(
-    api: Api, store: Store, file: Path, kdist: Kdist, claim: ClaimServer
+    store: Store, file: Path, kdist: Kdist, claim: ClaimServer
 ) -> None:
     (claim.root / "_code").write_text("a file in its place")
-    refused = kdist("apply", str(file))
-    assert refused.exit_code == Code.ERROR
-    assert "cannot be sent to _code/" in refused.stderr
-    assert "Not a directory" in refused.stderr or "File exists" in refused.stderr
-    assert store.objects == {}
+    refuse(kdist("apply", str(file)), store, Code.ERROR, "cannot be sent to _code/", "File exists")
 
 
-def test_an_interrupt_deletes_the_pod(
-    api: Api,
+def test_an_interrupt_deletes_the_pod_and_the_claim(
     store: Store,
     file: Path,
     kdist: Kdist,
@@ -214,24 +310,21 @@ def test_an_interrupt_deletes_the_pod(
     monkeypatch.setattr(streams.PodStreams, "exec", interrupt)
     kdist("apply", str(file))
     assert len(claim.pods) == 1
-    assert not [path for path in store.objects if "/pods/" in path]
+    assert store.deleted == ["pods", "persistentvolumeclaims"]
+    assert store.objects == {}
 
 
+@pytest.mark.usefixtures("claim")
 def test_rights_are_asked_for_before_anything_is_sent(
-    api: Api, store: Store, file: Path, kdist: Kdist, claim: ClaimServer
+    store: Store, file: Path, kdist: Kdist
 ) -> None:
     store.may_not = {"create pods"}
-    refused = kdist("apply", str(file))
-    assert refused.exit_code == Code.FORBIDDEN
-    assert "may not create pods" in refused.stderr
-    assert "without a pod: code in the image, in a bucket" in refused.stderr
-    assert store.objects == {}
+    words = ("may not create pods", "without a pod: code in the image, in a bucket")
+    refuse(kdist("apply", str(file)), store, Code.FORBIDDEN, *words)
+    assert store.deleted == []
 
 
-def test_a_claim_that_is_not_there_is_named(
-    api: Api, store: Store, file: Path, kdist: Kdist, claim: ClaimServer
-) -> None:
+@pytest.mark.usefixtures("claim")
+def test_a_claim_that_is_not_there_is_named(store: Store, file: Path, kdist: Kdist) -> None:
     refused = kdist("apply", str(file), "--set", "spec.checkpoints={claim: gone}")
-    assert refused.exit_code == Code.NOT_FOUND
-    assert "on claim gone: " in refused.stderr
-    assert store.objects == {}
+    refuse(refused, store, Code.NOT_FOUND, "on claim gone: ")

@@ -51,14 +51,26 @@ def test_files_are_there_with_their_sums_and_a_second_time_changes_nothing(tmp_p
     assert [each.name for each in folder.iterdir()] == ["x"]
 
 
-def test_an_empty_folder_in_its_place_is_replaced_and_another_one_is_left_alone(
-    tmp_path: Path,
+@pytest.mark.parametrize("found", [None, "", "other"])
+def test_an_empty_or_a_damaged_folder_in_its_place_is_replaced(
+    tmp_path: Path, found: str | None
 ) -> None:
     (tmp_path / "x").mkdir()  # as a kubelet makes it for a pod that mounts what is not there
+    if found is not None:
+        (tmp_path / "x" / "a.py").write_text("damaged")
+    if found:
+        (tmp_path / "x" / "SHA256SUMS").write_text(found)
     send(tmp_path, pack(FILES))
     assert (tmp_path / "x" / "a.py").read_bytes() == b"1"
-    (tmp_path / "x" / "SHA256SUMS").write_text("other")
-    with pytest.raises(OSError, match="not empty"):
+    assert (tmp_path / "x" / "SHA256SUMS").read_text() == sums(FILES)
+    aside = [each for each in tmp_path.iterdir() if each.name != "x"]
+    assert [(each / "a.py").read_text() for each in aside] == (["damaged"] * (found is not None))
+    assert all(each.name.startswith(".unfinished-") for each in aside)
+
+
+def test_a_file_in_its_place_is_an_error_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("mine")
+    with pytest.raises(NotADirectoryError):
         send(tmp_path, pack(FILES))
     assert [each.name for each in tmp_path.iterdir()] == ["x"]
 
@@ -105,3 +117,9 @@ def test_what_killed_uploads_have_left_is_removed_after_a_day(tmp_path: Path) ->
         os.utime(tmp_path / name, (at, at))
     send(tmp_path, pack(FILES))
     assert sorted(each.name for each in tmp_path.iterdir()) == [".unfinished-new", "kept", "x"]
+
+
+def test_an_upload_that_ends_at_the_same_time_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / ".unfinished-gone").symlink_to("nowhere")  # listed, and without a status
+    send(tmp_path, pack(FILES))
+    assert (tmp_path / "x" / "SHA256SUMS").read_text() == sums(FILES)

@@ -97,6 +97,17 @@ def test_a_file_that_looks_like_a_credential_is_named(
     assert warnings_of(tmp_path, "  code: ./src\n") == []
 
 
+def test_where_a_credential_would_be_sent_follows_the_size_of_the_code(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "key.pem").write_text("x")
+    (found,) = warnings_of(tmp_path, "  code: ./src\n")
+    assert "would be sent in a ConfigMap, which also the role `view` may read" in found.message
+    (tmp_path / "src" / "table.bin").write_bytes(bytes(1 << 20))
+    (found,) = warnings_of(tmp_path, "  code: ./src\n")
+    assert "would be sent to the bucket or claim with the checkpoints" in found.message
+    assert "ConfigMap" not in found.message
+
+
 def test_public_keys_and_code_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     for name in ("id_rsa.pub", "secrets.py", "keys.py", "tokenizer.json", "environment.yaml"):

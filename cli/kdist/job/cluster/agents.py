@@ -85,8 +85,8 @@ def _find_missing(cluster: Cluster) -> list[Right]:
 
 
 def _describe_lack(cluster: Cluster, silent: int, missing: Sequence[Right]) -> str:
-    """A sentence about the missing rights that would reach the `silent` agents, those which do not
-    answer, and the role that has them; empty if the user has them all.
+    """A sentence about the rights in `missing`, which would reach the agents that do not answer
+    (`silent` of them), and the role that has them; empty if the user has them all.
     """
     if not missing or not silent:
         return ""

@@ -29,7 +29,7 @@ from kdist.manifest import (
     job_selector,
 )
 from kdist.rbac import Right
-from kdist.status.documents import Document, integer, items, name, text
+from kdist.status.documents import Document, integer, items, name, text, uid
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -116,11 +116,11 @@ class _Plan:
         if not self.is_trial:
             rbac.require(cluster, [Right("delete", "v1", "Pod")])
         for pod in strays:
-            uid, grace = text(pod, "metadata", "uid"), self.chosen.grace_period
-            own.remove_ownerless(name(pod), uid=uid, grace=grace, dry_run=self.is_trial)
+            grace = self.chosen.grace_period
+            own.remove_ownerless(name(pod), uid=uid(pod), grace=grace, dry_run=self.is_trial)
             yield f"pod/{name(pod)}"
         if timeout is not None and not self.is_trial:
-            uids = {text(pod, "metadata", "uid") for pod in strays}
+            uids = {uid(pod) for pod in strays}
             delete.wait_for_pods(cluster, self.job.name, timeout=timeout, uids=uids)
 
     def remove(self, timeout: float | None) -> Iterator[Manifest]:
@@ -180,13 +180,13 @@ class _Plan:
 
 def _find_makers(cluster: Cluster, document: Document) -> frozenset[str]:
     """The uids of what makes the pods of a TrainingJob."""
-    name, uid = text(document, "metadata", "name"), text(document, "metadata", "uid")
+    owner = JobOwner(cluster.namespace, name(document), uid=uid(document))
     backend = text(document, "status", "backend")
     if backend not in backends.NAMES:
         return frozenset()
     kind = backends.get(backend)
-    workload = cluster.look_up(kind.api_version, kind.kind, name)
-    if workload is None or not JobOwner(cluster.namespace, name, uid=uid).owns(workload, kind.kind):
+    workload = cluster.look_up(kind.api_version, kind.kind, owner.name)
+    if workload is None or not owner.owns(workload, kind.kind):
         return frozenset()
     return find_makers(cluster, kind, workload)
 

@@ -230,8 +230,8 @@ class _Reading:
 
 
 class Follower:
-    """Follows the logs of a job until it has ended; `snapshot` is the last one, None before the
-    first.
+    """Follows the logs of a job until it has ended; `snapshot` is the job's latest snapshot, None
+    before the first.
 
     Args:
         cluster: the cluster.
@@ -507,8 +507,8 @@ def fetch(
     target: AppliedJob, folder: Path, *, generation: int | None, notify: Notify
 ) -> dict[str, Path]:
     """Copy what is kept of each node's log to a file in `folder`, which exists; returns the file of
-    each node. Without a generation the last one counts of which there is something. `notify`
-    receives a message if a helper pod is needed.
+    each node. With None, the last generation of which a log is kept. `notify` receives a message if
+    a helper pod is needed.
 
     Raises:
         NotFoundError: nothing is kept, or nothing of this generation.

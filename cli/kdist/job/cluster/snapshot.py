@@ -99,8 +99,8 @@ _KINDS = (
 
 
 def is_about(event: Document, name: str, pods: Iterable[Document], claims: Collection[str]) -> bool:
-    """Whether an event is about an object of a job: of this name, its pods and the claims of these
-    names. Names decide, because an event outlives its object.
+    """Whether an event is about the job `name` or its objects, its `pods`, or one of its `claims`
+    (names). Names decide, because an event outlives its object.
     """
     kind, about = (
         documents.text(event, "involvedObject", "kind"),

@@ -16,7 +16,7 @@ from kdist.job.cluster.wait import PodExits
 from kdist.job.job import CANNOT_SUSPEND, NOT_SUSPENDED, Change
 from kdist.manifest import QUEUE_PREFIX
 from kdist.status import Pod
-from kdist.status.documents import integer, items, text
+from kdist.status.documents import integer, items, uid
 from kdist.status.pods import describe_saved
 from kdist.units import count
 
@@ -36,9 +36,9 @@ def set_active(target: AppliedJob, *, active: bool, dry_run: bool = False) -> No
     served = [one for one, kind in kinds if kind == _KIND and one.startswith(QUEUE_PREFIX)]
     version, found = max(served, default=""), None
     if version:
-        uid = text(target.workload(), "metadata", "uid")
+        own = uid(target.workload())
         for one in target.cluster.list(version, _KIND):
-            if any(owner.get("uid") == uid for owner in items(one, "metadata", "ownerReferences")):
+            if any(owner.get("uid") == own for owner in items(one, "metadata", "ownerReferences")):
                 found = one
                 break
     if found is None:

@@ -136,7 +136,8 @@ class ParentDeathPipe:
             self._end = None
 
 
-_POLL_SECONDS, _LEFT_SECONDS = 0.01, 2.0  # of killing what has outlived an agent
+_POLL_SECONDS = 0.01  # between two looks for what has outlived an agent
+_LEFT_SECONDS = 2.0  # of killing it
 
 
 def find_descendants(scratch: str) -> list[int]:

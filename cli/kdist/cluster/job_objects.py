@@ -47,6 +47,7 @@ from kdist.manifest import (
     Manifest,
     find_owner,
 )
+from kdist.status import documents
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -198,7 +199,7 @@ class JobObjects:
         self._check_kind(api_version, kind)
 
         def send(before: Mapping[str, Any]) -> bool:
-            if uid and before["metadata"].get("uid") != uid:
+            if uid and documents.uid(before) != uid:
                 return False
             self.owner.check(before, api_version=api_version, kind=kind)
             return self._cluster.send_delete(
@@ -232,7 +233,7 @@ class JobObjects:
 
         def send(before: Mapping[str, Any]) -> bool:
             metadata = before["metadata"]
-            if metadata.get("uid") != uid:
+            if documents.uid(before) != uid:
                 return False
             labels = metadata.get("labels") or {}
             if metadata.get("ownerReferences") or labels.get(JOB_LABEL) != self.owner.name:
@@ -308,13 +309,13 @@ def find_makers(cluster: Objects, backend: Backend, workload: Mapping[str, Any])
 
     An object of such a name that the workload has not created is none, nor what comes after it.
     """
-    metadata = workload["metadata"]
-    owner, found = str(metadata["uid"]), {str(metadata["uid"])}
+    metadata, owner = workload["metadata"], documents.uid(workload)
+    found = {owner}
     for api_version, kind, name in backend.pod_owners(str(metadata["name"])):
         made = cluster.look_up(api_version, kind, name, metadata.get("namespace")) or {}
         references = (made.get("metadata") or {}).get("ownerReferences") or []
         if owner not in {each.get("uid") for each in references}:
             break
-        owner = str(made["metadata"]["uid"])
+        owner = documents.uid(made)
         found.add(owner)
     return frozenset(found)

@@ -26,6 +26,7 @@ from kdist.cluster.transport import (
     deadline,
     read_lines,
 )
+from kdist.status import documents
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
 
@@ -157,9 +158,9 @@ class ObjectLists:
                     api_version, kind, **query, since=version, end=end
                 ):
                     if change == "DELETED":
-                        known.pop(document["metadata"]["uid"], None)
+                        known.pop(documents.uid(document), None)
                     else:
-                        known[document["metadata"]["uid"]] = document
+                        known[documents.uid(document)] = document
                     yield change, document
                 return
             except ApiError as error:
@@ -258,7 +259,7 @@ def _watch_request(
 
 def _compare(known: dict[str, Document], listed: list[Document]) -> Iterator[tuple[str, Document]]:
     """Yield the changes from the known objects to the listed ones, and update `known`."""
-    present = {each["metadata"]["uid"]: each for each in listed}
+    present = {documents.uid(each): each for each in listed}
     for uid in [uid for uid in known if uid not in present]:
         yield "DELETED", known.pop(uid)
     for uid, document in present.items():

@@ -26,7 +26,7 @@ from kdist.job.job import (
     LogSelection,
 )
 from kdist.status import JobStatus, Snapshot
-from kdist.status.documents import last_seen
+from kdist.status.documents import last_seen, uid
 
 if TYPE_CHECKING:
     from kdist.agents.metrics import AgentSample
@@ -200,5 +200,4 @@ class ClusterJob:
 
 def _identify(event: Mapping[str, Any]) -> tuple[str, str]:
     """Identity of an event; a repeated event is the same object with another version."""
-    metadata = event["metadata"]
-    return str(metadata.get("uid")), str(metadata.get("resourceVersion"))
+    return uid(event), str(event["metadata"].get("resourceVersion"))

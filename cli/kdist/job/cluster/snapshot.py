@@ -175,8 +175,7 @@ class Events:
 
 
 def _event_key(event: dict[str, Any]) -> str:
-    metadata = event.get("metadata") or {}
-    return str(metadata.get("uid") or metadata.get("name"))
+    return documents.uid(event) or documents.name(event)
 
 
 _ENDLESS = "statefulset"  # the workload kind that cannot end by itself

@@ -399,13 +399,11 @@ class PodStreams:
         """A command that runs as long as the context, or this process, lasts: then its standard
         input ends. Its stderr is dropped.
         """
-        client = self._open_exec(pod, argv, container, stdin=True, stderr=False)
-        try:
-            yield ExecSession(client)
-        finally:
-            with suppress(Exception):
+        with closing(self._open_exec(pod, argv, container, stdin=True, stderr=False)) as client:
+            try:
+                yield ExecSession(client)
+            finally:
                 client.end(STDIN)
-            client.close()
 
     @contextmanager
     def forward(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from websocket import create_connection
+from websocket import ABNF, WebSocket, create_connection
 
 from kdist.cluster import Cluster, connect
 from kdist.cluster.streams import STDIN, Channels
@@ -66,3 +67,18 @@ def test_a_connection_that_is_lost_is_not_an_error_of_what_is_sent(api: Api) -> 
     channels.end(STDIN)
     channels.update()
     assert not channels.is_open()
+
+
+def test_a_connection_that_the_server_ends_is_closed_once_that_is_answered() -> None:
+    near, far = socket.socketpair()
+    connection = WebSocket()
+    connection.sock, connection.connected = near, True
+    channels = Channels(connection)
+    with far:
+        far.settimeout(10)
+        far.sendall(ABNF.create_frame(b"", ABNF.OPCODE_CLOSE).format())
+        channels.update(10)
+        assert not channels.is_open()
+        assert far.recv(1)[0] & 0x0F == ABNF.OPCODE_CLOSE
+        while far.recv(1 << 10):
+            pass  # up to its end

@@ -26,7 +26,6 @@ from kdist.deploy.helper_pod import (
     wait_until_running,
 )
 from kdist.deploy.plan import ApplyResult, Plan, objects_of
-from kdist.deploy.receive_code import SUMS
 from kdist.errors import KdistError
 from kdist.job_file.folder import CodeFolder
 from kdist.manifest import CLAIM, CODE_SENT
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 _SECONDS: Final = 3600  # for all files, on a slow connection
 _CHUNK: Final = 1 << 16
-_PRINT: Final = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read())"
 _OTHER_WAYS: Final = (
     "without a pod: code in the image, in a bucket (checkpoints.url), or on a claim that has it "
     "already (`code: {claim: NAME, subPath: FOLDER}`)"
@@ -128,14 +126,14 @@ def _send_to_claim(
     with start_helper_pod(objects, pod, seconds=_SECONDS, node=node) as name:
         wait_until_running(cluster, name, notify=notify)
         place, error = f"{CHECKPOINTS_MOUNT}/{code.sub_path}", bytearray()
-        command = ["python", "-I", "-c", _PRINT, f"{place}/{SUMS}"]
-        if cluster.run(name, command, container=CONTAINER)[1] == folder.sums.encode():
-            return
         source = files("kdist.deploy").joinpath("receive_code.py").read_text(encoding="utf-8")
-        command = ["python", "-I", "-c", source, *place.rsplit("/", 1), folder.digest]
+        command = ["python", "-I", "-c", source]
+        look = [*command, place, folder.digest]
+        if cluster.run(name, look, container=CONTAINER, timeout=_SECONDS)[0] == 0:
+            return
         ended = cluster.exec(
             name,
-            command,
+            [*command, *place.rsplit("/", 1), folder.digest],
             container=CONTAINER,
             out=lambda _: None,
             err=error.extend,

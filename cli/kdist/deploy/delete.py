@@ -35,7 +35,7 @@ from kdist.manifest import (
     sort,
 )
 from kdist.status import BACKEND
-from kdist.status.documents import annotation
+from kdist.status.documents import annotation, uid
 from kdist_trainer.formats.json_text import encode_json
 
 if TYPE_CHECKING:
@@ -142,10 +142,10 @@ def undo(objects: JobObjects, created: Iterable[ApplyResult], error: KdistError)
     deleted: list[str] = []
     left: list[str] = []
     for manifest, applied in reversed(list(created)):
-        uid = str(applied.document["metadata"]["uid"])
+        own = uid(applied.document)
         try:
-            objects.remove(manifest.api_version, manifest.kind, manifest.name, uid=uid)
-            deleted.append(manifest.title)
+            if objects.remove(manifest.api_version, manifest.kind, manifest.name, uid=own):
+                deleted.append(manifest.title)
         except KdistError:
             left.append(manifest.title)
     lines = [f"deleted again: {', '.join(deleted)}"] if deleted else []
@@ -370,7 +370,7 @@ def wait_for_pods(
         if uids is None:
             return find_pods(cluster, name)
         found = cluster.list("v1", "Pod", selector=job_selector(name))
-        return [pod for pod in found if pod["metadata"]["uid"] in uids]
+        return [pod for pod in found if uid(pod) in uids]
 
     end = time.monotonic() + timeout
     while left := [pod for pod in find() if not active_only or is_active(pod)]:

@@ -1,6 +1,7 @@
 """The program that takes the files of a code folder onto a claim, in a helper pod, as
 `python -c SOURCE FOLDER NAME DIGEST`: from the tar archive on its standard input it makes the
-folder NAME in FOLDER, if DIGEST is that of its SHA256SUMS.
+folder NAME in FOLDER, if DIGEST is that of its SHA256SUMS. `python -c SOURCE FOLDER/NAME DIGEST`
+only says by its exit code whether that folder is there and undamaged.
 
 Like the fault injector's, its own text is sent, so it imports the standard library alone.
 """
@@ -15,7 +16,7 @@ import sys
 import tarfile
 import time
 from contextlib import suppress
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -50,13 +51,32 @@ def receive(archive: tarfile.TarFile, folder: Path, name: str, digest: str) -> N
             raise ValueError("the files have changed while they were sent: run the command again")
         _save(io.BytesIO(sums), new / SUMS)
         while not _rename(new, folder / name):
-            with suppress(OSError):
-                if (folder / name / SUMS).read_bytes() == sums:  # somebody else has just sent it
-                    break
+            if is_whole(folder / name, digest):  # somebody else has just sent it
+                break
+            aside = _name_unfinished(folder)
             with suppress(FileNotFoundError):  # an upload at the same time mends it too
-                (folder / name).rename(_name_unfinished(folder))
+                (folder / name).rename(aside)
+            with suppress(OSError):  # pods may have it mounted: kept, if it is ours, for a day
+                os.utime(aside)
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def is_whole(folder: Path, digest: str) -> bool:
+    """Whether all files that the digest stands for are in a folder as they were sent."""
+    try:
+        sums = (folder / SUMS).read_bytes()
+        if sha256(sums).hexdigest() != digest:
+            return False
+        found = {_describe_file(each, folder) for each in folder.rglob("*") if each.is_file()}
+    except OSError:
+        return False
+    return found.issuperset(f"{line}\n" for line in sums.decode().split("\n")[:-1])
+
+
+def _describe_file(path: Path, root: Path) -> str:
+    with path.open("rb") as file:
+        return describe(path.relative_to(root).as_posix(), file_digest(file, "sha256").hexdigest())
 
 
 def _name_unfinished(folder: Path) -> Path:
@@ -110,4 +130,6 @@ def main(folder: str, name: str, digest: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    if sys.argv[3:]:
+        sys.exit(main(*sys.argv[1:]))
+    sys.exit(not is_whole(Path(sys.argv[1]), sys.argv[2]))

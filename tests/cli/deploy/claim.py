@@ -49,7 +49,7 @@ class ClaimServer:
     def _run(self, command: Sequence[str], sent: bytes) -> Mapping[int, bytes]:
         python, *options, path = command[:5]
         assert (python, options[:2]) == ("python", ["-I", "-c"])
-        self.actions.append("receive" if command[5:] else "look")
+        self.actions.append("receive" if command[6:] else "look")
         here = str(self.root) + path.removeprefix("/checkpoints")
         words = [sys.executable, *options, here, *command[5:]]
         done = subprocess.run(words, input=sent, capture_output=True, check=False)

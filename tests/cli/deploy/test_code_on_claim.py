@@ -108,10 +108,15 @@ def test_the_pods_mount_what_was_sent_and_the_same_content_is_sent_once(
     assert kdist("delete", "digits", "--no-wait").exit_code == Code.OK
     assert kdist("apply", str(file)).exit_code == Code.OK
     assert claim.actions == ["look", "receive", "look"], "who has no note of it looks"
+    (there / "empty.py").write_bytes(b"damaged")
+    assert kdist("delete", "digits", "--no-wait").exit_code == Code.OK
+    assert kdist("apply", str(file)).exit_code == Code.OK
+    assert claim.actions[3:] == ["look", "receive"], "a damaged copy is replaced"
+    assert (there / "empty.py").read_bytes() == b""
     (file.parent / "src" / "mine.py").write_text("answer = 42\n")
     assert kdist("apply", str(file)).exit_code == Code.OK
-    assert claim.actions[3:] == ["look", "receive"]
-    assert len(list((claim.root / "_code").iterdir())) == 2
+    assert claim.actions[5:] == ["look", "receive"]
+    assert len(list((claim.root / "_code").glob("[!.]*"))) == 2
     small = ("--set", "spec.code=null")
     assert kdist("apply", str(file), *small).exit_code == Code.OK
     assert CODE_SENT not in store.objects[f"{CORE}/configmaps/digits"]["metadata"]["annotations"]
@@ -185,19 +190,23 @@ def test_what_cannot_be_sent_is_said_with_the_other_ways_and_leaves_nothing(
     refuse(kdist("apply", str(file)), store, Code.ERROR, *words)
 
 
+@pytest.mark.parametrize("first", [True, False])
 def test_a_claim_that_another_apply_has_made_meanwhile_stays(
-    api: Api, store: Store, file: Path, kdist: Kdist, claim: ClaimServer
+    api: Api, store: Store, file: Path, kdist: Kdist, claim: ClaimServer, first: bool
 ) -> None:
     def race(asked: Asked) -> Reply:
-        if is_sent(asked, CLAIM) and CLAIM not in store.objects:
-            theirs = {**asked.body["metadata"], "uid": "theirs"}
-            store.put(CLAIM, {**asked.body, "metadata": theirs})
-        return claim(asked)
+        if not is_sent(asked, CLAIM) or CLAIM in store.objects:
+            return claim(asked)
+        mine = None if first else claim(asked)
+        theirs = {**asked.body["metadata"], "uid": "theirs"}
+        store.put(CLAIM, {**asked.body, "metadata": theirs})
+        return mine or claim(asked)
 
     api.answer, claim.status = race, {"phase": "Failed"}
     refused = kdist("apply", str(file))
     assert refused.exit_code == Code.ERROR
     assert "ended too early" in refused.stderr
+    assert "deleted again" not in refused.stderr
     assert list(store.objects) == [CLAIM]
 
 
@@ -279,14 +288,16 @@ def test_a_pod_without_a_node_is_waited_for_no_longer_than_its_reason_is_worth(
     refuse(refused, store, Code.TIMEOUT, "0/3 nodes are available", events)
 
 
+@pytest.mark.usefixtures("claim")
 def test_an_upload_that_takes_too_long_is_given_up(
-    store: Store,
-    file: Path,
-    kdist: Kdist,
-    claim: ClaimServer,
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, file: Path, kdist: Kdist, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def look(*_: object, timeout: float, **__: object) -> tuple[int, bytes]:
+        assert timeout == 0.0, "a large copy takes longer to compare than most commands"
+        return 1, b""
+
     monkeypatch.setattr("kdist.deploy.code_upload._SECONDS", 0.0)
+    monkeypatch.setattr(streams.PodStreams, "run", look)
     refuse(kdist("apply", str(file)), store, Code.TIMEOUT, "`python` has not ended after 0 s")
 
 

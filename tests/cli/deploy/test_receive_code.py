@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kdist.deploy.receive_code import describe, receive
+from kdist.deploy.receive_code import describe, is_whole, receive
 
 FILES = {"a.py": b"1", "data/b.bin": bytes(5000), "odd\nname\\": b""}
 
@@ -32,11 +32,13 @@ def sums(files: dict[str, bytes]) -> str:
     return "".join(describe(name, sha256(each).hexdigest()) for name, each in files.items())
 
 
+DIGEST = sha256(sums(FILES).encode()).hexdigest()
+
+
 def send(folder: Path, data: bytes) -> None:
     """Send an archive as that of these files."""
-    digest = sha256(sums(FILES).encode()).hexdigest()
     with tarfile.open(fileobj=io.BytesIO(data), mode="r|", encoding="utf-8") as archive:
-        receive(archive, folder, "x", digest)
+        receive(archive, folder, "x", DIGEST)
 
 
 def test_files_are_there_with_their_sums_and_a_second_time_changes_nothing(tmp_path: Path) -> None:
@@ -51,7 +53,7 @@ def test_files_are_there_with_their_sums_and_a_second_time_changes_nothing(tmp_p
     assert [each.name for each in folder.iterdir()] == ["x"]
 
 
-@pytest.mark.parametrize("found", [None, "", "other"])
+@pytest.mark.parametrize("found", [None, "", "other", sums(FILES)])
 def test_an_empty_or_a_damaged_folder_in_its_place_is_replaced(
     tmp_path: Path, found: str | None
 ) -> None:
@@ -60,12 +62,27 @@ def test_an_empty_or_a_damaged_folder_in_its_place_is_replaced(
         (tmp_path / "x" / "a.py").write_text("damaged")
     if found:
         (tmp_path / "x" / "SHA256SUMS").write_text(found)
+    os.utime(tmp_path / "x", (0, 0))
+    assert not is_whole(tmp_path / "x", DIGEST)
     send(tmp_path, pack(FILES))
     assert (tmp_path / "x" / "a.py").read_bytes() == b"1"
     assert (tmp_path / "x" / "SHA256SUMS").read_text() == sums(FILES)
+    assert is_whole(tmp_path / "x", DIGEST)
+    send(tmp_path, pack(FILES))
     aside = [each for each in tmp_path.iterdir() if each.name != "x"]
     assert [(each / "a.py").read_text() for each in aside] == (["damaged"] * (found is not None))
     assert all(each.name.startswith(".unfinished-") for each in aside)
+
+
+@pytest.mark.parametrize("gone", [*FILES, "SHA256SUMS"])
+def test_a_folder_is_whole_with_each_of_the_files_and_whatever_else(
+    tmp_path: Path, gone: str
+) -> None:
+    send(tmp_path, pack(FILES))
+    (tmp_path / "x" / "more").write_bytes(b"")
+    assert is_whole(tmp_path / "x", DIGEST)
+    (tmp_path / "x" / gone).unlink()
+    assert not is_whole(tmp_path / "x", DIGEST)
 
 
 def test_a_file_in_its_place_is_an_error_and_stays(tmp_path: Path) -> None:

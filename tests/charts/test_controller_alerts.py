@@ -77,7 +77,7 @@ def test_one_job_that_keeps_failing_is_noticed_and_a_few_failures_are_not(tmp_pa
     name = "KdistControllerFailing"
     failing = {"20m": "", "33m": "", "38m": name, "45m": name, "95m": ""}
     assert run(tmp_path, {**leads, FAILING: "0x40 1x80 0x100"}, failing) == ""
-    assert run(tmp_path, {**leads, FAILING: "0x40 1x20 0x6 1x60 0x100"}, failing) == "", "led anew"
+    assert run(tmp_path, {**leads, FAILING: "0x40 1x20 0x6 1x60 0x100"}, failing) == "", "led again"
     quiet = dict.fromkeys(("25m", "28m", "32m", "45m"), "")
     assert run(tmp_path, {**leads, FAILING: "0x40 3x16 0x140"}, quiet) == ""
 

@@ -55,7 +55,7 @@ def find_code(store: Store) -> str:
     return folder
 
 
-def refuse(result: Result, store: Store, code: Code, *words: str) -> None:
+def check_refused(result: Result, store: Store, code: Code, *words: str) -> None:
     """Check that an apply ended so, said these words, and left nothing."""
     assert result.exit_code == code, result.stderr
     for each in words:
@@ -187,7 +187,7 @@ def test_what_cannot_be_sent_is_said_with_the_other_ways_and_leaves_nothing(
     other_ways = "without a pod: code in the image, in a bucket"
     undone = "deleted again: persistentvolumeclaim/digits-checkpoints"
     words = ("spec.code cannot be sent to _code/", said, other_ways, undone)
-    refuse(kdist("apply", str(file)), store, Code.ERROR, *words)
+    check_refused(kdist("apply", str(file)), store, Code.ERROR, *words)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -229,7 +229,9 @@ def test_the_claim_goes_if_a_later_object_is_refused(
     api.answer = answer
     refused = kdist("apply", str(file))
     assert "deleted again: " in refused.stderr
-    refuse(refused, store, Code.ERROR, "not today", "persistentvolumeclaim/digits-checkpoints")
+    check_refused(
+        refused, store, Code.ERROR, "not today", "persistentvolumeclaim/digits-checkpoints"
+    )
     assert claim.actions == ["look", "receive"]
 
 
@@ -285,7 +287,7 @@ def test_a_pod_without_a_node_is_waited_for_no_longer_than_its_reason_is_worth(
     claim.status = {"phase": "Pending", "conditions": [why]}
     events = "kubectl get events -n ml --field-selector involvedObject.name=digits-viewer-"
     refused = kdist("apply", str(file))
-    refuse(refused, store, Code.TIMEOUT, "0/3 nodes are available", events)
+    check_refused(refused, store, Code.TIMEOUT, "0/3 nodes are available", events)
 
 
 @pytest.mark.usefixtures("claim")
@@ -298,14 +300,18 @@ def test_an_upload_that_takes_too_long_is_given_up(
 
     monkeypatch.setattr("kdist.deploy.code_upload._SECONDS", 0.0)
     monkeypatch.setattr(streams.PodStreams, "run", look)
-    refuse(kdist("apply", str(file)), store, Code.TIMEOUT, "`python` has not ended after 0 s")
+    check_refused(
+        kdist("apply", str(file)), store, Code.TIMEOUT, "`python` has not ended after 0 s"
+    )
 
 
 def test_what_the_program_cannot_write_is_said(
     store: Store, file: Path, kdist: Kdist, claim: ClaimServer
 ) -> None:
     (claim.root / "_code").write_text("a file in its place")
-    refuse(kdist("apply", str(file)), store, Code.ERROR, "cannot be sent to _code/", "File exists")
+    check_refused(
+        kdist("apply", str(file)), store, Code.ERROR, "cannot be sent to _code/", "File exists"
+    )
 
 
 def test_an_interrupt_deletes_the_pod_and_the_claim(
@@ -331,11 +337,11 @@ def test_rights_are_asked_for_before_anything_is_sent(
 ) -> None:
     store.may_not = {"create pods"}
     words = ("may not create pods", "without a pod: code in the image, in a bucket")
-    refuse(kdist("apply", str(file)), store, Code.FORBIDDEN, *words)
+    check_refused(kdist("apply", str(file)), store, Code.FORBIDDEN, *words)
     assert store.deleted == []
 
 
 @pytest.mark.usefixtures("claim")
 def test_a_claim_that_is_not_there_is_named(store: Store, file: Path, kdist: Kdist) -> None:
     refused = kdist("apply", str(file), "--set", "spec.checkpoints={claim: gone}")
-    refuse(refused, store, Code.NOT_FOUND, "on claim gone: ")
+    check_refused(refused, store, Code.NOT_FOUND, "on claim gone: ")

@@ -97,9 +97,8 @@ def test_the_document_of_a_detached_run_that_fails_has_the_hint_that_is_printed(
     (document,) = documents.read(out)
     assert (document["kind"], document["exitCode"]) == ("Error", process.returncode), errors
     assert "another kdist run" in document["message"]
-    assert (
-        document["hint"] == "stop it first (Ctrl-C there), or give this job another metadata.name"
-    )
+    stop = "`kdist suspend x`, or Ctrl-C there"
+    assert document["hint"] == f"stop it first: {stop}; or give this job another metadata.name"
     assert f"Hint: {document['hint']}" in errors
     assert "Hint" not in document["message"]
 

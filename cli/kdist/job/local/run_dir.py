@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -43,6 +44,8 @@ _ELSEWHERE = f"set {HOME_VARIABLE} to a folder that you may write to"
 _LOCK_SECONDS = 1.0
 _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
+# of the folder with a function's code, which has another name for other code
+_CONTENT = re.compile(r"(?<=[a-z0-9])-[0-9a-f]{12}(?=/run_\w+\.py$)")
 
 
 def home() -> Path:
@@ -132,6 +135,8 @@ class RunFolder:
     moved_bucket: str | None = None
     warnings: list[str] = field(default_factory=list)
     """What its end report says of the invocation besides its results."""
+    edited: bool = False
+    """Whether its script was made from other code of Python's than it had before."""
     number: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -182,11 +187,13 @@ class RunFolder:
 
     def _check_script(self, script: str) -> None:
         """Record the script of the run, relative to the folder, so that both may be moved
-        together. Raises `KdistError` if the run is that of another script.
+        together. Raises `KdistError` if the run is that of another script. A function that was
+        edited, or is called with other arguments, is the same script.
         """
         own = os.path.relpath(script, self.root) if Path(script).is_absolute() else script
-        known = self.run.setdefault("script", own)
-        if known != own:
+        known = str(self.run.get("script", own))
+        self.run["script"], self.edited = own, known != own
+        if _CONTENT.sub("", known) != _CONTENT.sub("", own):
             self.close()
             other = known if known.startswith("-m ") else os.path.normpath(self.root / known)
             raise KdistError(
@@ -305,7 +312,8 @@ def _lock(root: Path) -> int:
                 continue
             owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
             os.close(lock)
-            hint = "stop it first (Ctrl-C there), or give this job another metadata.name"
+            stop = f"`kdist suspend {root.name}`, or Ctrl-C there"
+            hint = f"stop it first: {stop}; or give this job another metadata.name"
             raise KdistError(
                 f"another kdist run{f' (pid {owner})' if owner else ''} is active in {root}",
                 hint=hint,
@@ -375,20 +383,22 @@ def _free_name(folder: Path, stamp: str) -> Path:
     return folder.with_name(next(name for name in names if name not in taken))
 
 
-def is_finished(job: TrainingJob, done: Mapping[str, Any], train_json: str) -> bool:
+def is_finished(
+    job: TrainingJob, done: Mapping[str, Any], train_json: str, *, edited: bool = False
+) -> bool:
     """Whether the finished run is what the job asks for; False if the job asks for more steps.
-    Raises `KdistError` if the job was edited in any other way, so that the old report is about
-    another job.
+    Raises `KdistError` if the job was edited in any other way, or its code was, so that the old
+    report is about another job.
     """
     finished = compare_done(done, parse_object(train_json))
-    if finished.problem is not None:
-        hint = (
-            "--fresh archives the previous run and trains from scratch; more epochs or steps "
-            "continue from its last checkpoint"
-        )
-        raise KdistError(
-            f"{job.metadata.name}: {finished.problem}", hint=hint, code=Code.JOB_FAILED
-        )
+    problem = finished.problem
+    if edited and problem is None and not finished.continues:
+        problem = "the run is done, and its code or arguments were edited since"
+    if problem is not None:
+        hint = "--fresh archives the previous run and trains from scratch"
+        if job.spec.train is not None:
+            hint += "; more epochs or steps continue from its last checkpoint"
+        raise KdistError(f"{job.metadata.name}: {problem}", hint=hint, code=Code.JOB_FAILED)
     return finished.is_complete
 
 

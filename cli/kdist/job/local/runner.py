@@ -253,7 +253,7 @@ def run_job(
                 folder.moved_bucket = archive_bucket(bucket)
             copy_records(bucket, folder.checkpoints)
         done = folder.done()
-        if done is not None and is_finished(job, done, train_json):
+        if done is not None and is_finished(job, done, train_json, edited=folder.edited):
             return RunEnded(
                 Outcome("done", 0),
                 make_report(job.metadata.name, folder, Outcome("done", 0)),

@@ -15,6 +15,7 @@ import pytest
 from kdist.errors import KdistError
 from kdist.job.local import run_dir as folders
 from kdist.job.local.run_dir import RunFolder
+from kdist.spec import TrainingJob, job_document
 
 
 @pytest.fixture(autouse=True)
@@ -192,6 +193,29 @@ def test_a_run_is_one_scripts_and_refused_to_another_until_it_is_put_aside(
     fresh = RunFolder.open("main", script=second, fresh=True)
     assert fresh.run["script"] == os.path.relpath(second, home / "main")
     fresh.close()
+
+
+def test_a_function_that_was_edited_is_the_script_of_its_run(home: Path) -> None:
+    job = TrainingJob.model_validate(job_document("ck", script={"path": "run_ck.py"}))
+
+    def begin(name: str) -> RunFolder:
+        folder = RunFolder.open("ck", script=str(folders.generated() / name))
+        folder.begin()
+        folder.close()
+        return folder
+
+    first = begin("ck-0123456789ab/run_ck.py")
+    assert not first.edited
+    again = begin("ck-ba9876543210/run_ck.py")
+    assert (again.edited, again.run_id) == (True, first.run_id)
+    assert not begin("ck-ba9876543210/run_ck.py").edited
+    with pytest.raises(KdistError, match="another script"):
+        begin("other-ba9876543210/run_other.py")
+    done = {"job": {"script": {"path": "run_ck.py"}}}
+    train_json = json.dumps(done["job"])
+    assert folders.is_finished(job, done, train_json)
+    with pytest.raises(KdistError, match="its code or arguments were edited since"):
+        folders.is_finished(job, done, train_json, edited=True)
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022])

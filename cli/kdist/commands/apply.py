@@ -12,7 +12,7 @@ import click
 
 from kdist import console
 from kdist.commands import options, targets
-from kdist.errors import Code, UsageError
+from kdist.errors import Code, KdistError, UsageError
 
 if TYPE_CHECKING:
     from kdist.deploy import ApplyResult
@@ -63,7 +63,8 @@ def command(
     controller creates the job's objects; elsewhere, and with --direct, the objects are sent
     themselves. --dry-run=client prints the objects in both cases, and contacts no cluster. All is
     sent by server-side apply, so applying a job again is idempotent. Objects that the job no longer
-    needs are pruned, but never a volume claim. The training continues when this command ends.
+    needs are pruned, but never a volume claim. The training continues when this command ends. With
+    --wait and --follow it is an error if the job has already finished with other code or settings.
 
     \b
     Examples:
@@ -94,6 +95,7 @@ def command(
     answers: list[Callable[..., None]] = []
     pruned = 0
     applied_jobs: list[Job] = []
+    old_ends: list[tuple[Job, str]] = []
     note = " (server dry run)" if dry_run == "server" else ""
     how: Any = {"dry_run": dry_run == "server", "force": flags["force_conflicts"]}
     for job, base in jobs:
@@ -104,6 +106,8 @@ def command(
         applied_jobs.append(applied)
         chosen = {name: flags[name] for name in ("direct", "take_over")}
         plan = deploy.plan_job(cluster, job, base=base, **chosen)
+        if stays and (end := applied.find_old_end(plan)):
+            old_ends.append((applied, end))
         for each in deploy.send_plan(cluster, plan, base=base, **_SAYS, **how):
             sent.append(each)
             if output == "table":
@@ -121,6 +125,14 @@ def command(
     began = time.monotonic()
     for answer in answers:
         answer(since=began)
+    if old_ends:
+        before, end = old_ends[0]
+        raise KdistError(
+            f"{before.name} is applied, but has already {end}, which was not a run of what is "
+            "applied now: there is nothing to wait for",
+            hint="restart it, or delete it and apply it again",
+            next_command=f"kdist restart {before.name} -n {before.namespace}",
+        )
     if flags["follow"]:
         return _follow(click.get_current_context(), applied_jobs[0], timeout=flags["timeout"])
     if flags["wait"]:

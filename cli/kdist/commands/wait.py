@@ -40,7 +40,8 @@ def command(
 
     It also returns when the job ends in another way, which the exit code tells apart, and reports
     every change of the status on stderr. Without --timeout it waits without limit, even through
-    outages of the API server.
+    outages of the API server. A job that has succeeded has passed done, running, first-step and
+    checkpoint, also if it never reported a step or had no checkpoint.
 
     \b
     Examples:

@@ -142,7 +142,7 @@ def send(
     made = [each.manifest for each in created]
     try:
         yield from created
-        if plan.revived:
+        if plan.exists and plan.workload is None:
             # objects owned by the old workload may be about to be garbage-collected
             drop_owner(cluster, plan.job.metadata.name)
             forget_end(cluster, _objects(cluster, plan).owner)

@@ -93,7 +93,7 @@ def send_plan(
             objects_of(cluster, name).change(*kind, name, {"metadata": {"annotations": notes}})
         except KdistError as error:
             notify(f"the job is applied, but {what} could not be recorded: {error}")
-    if isinstance(plan, Plan) and plan.exists and "configured" in verbs:
+    if isinstance(plan, Plan) and plan.exists and not plan.restarts and "configured" in verbs:
         notify(
             f"nodes change at once; other changes reach the pods of {name} with "
             f"`kdist restart {name} -n {cluster.namespace}`"
@@ -106,6 +106,13 @@ def describe_plan(
     """Say what a plan warns of, and which files it sends."""
     for text in plan.warnings:
         warn(text)
+    if isinstance(plan, Plan) and plan.finished and not plan.restarts:
+        job = plan.job.metadata
+        warn(
+            f"job {job.name} has already {plan.finished}: the applied changes take effect with "
+            f"`kdist restart {job.name} -n {job.namespace}`, which continues from its last "
+            "checkpoint"
+        )
     if plan.folder is not None:
         notify(plan.folder.describe())
 

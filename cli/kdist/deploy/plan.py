@@ -5,7 +5,7 @@ stored in the job's ConfigMap.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,10 +41,11 @@ class Plan:
     """A job as it would be applied: its objects, and warnings for the user.
 
     `config_map` is the job's ConfigMap on the cluster, None for a new job, or for one whose
-    ConfigMap is gone: its workload is there then. `revived`: the job exists, but its workload is
-    gone, for instance by its TTL. `folder`: what is sent of the code folder of this machine.
-    `workload`: as it is on the cluster, if it is. `deferred`: what says how the pods will be after
-    a restart, where the workload keeps those it has.
+    ConfigMap is gone: its workload is there then. `folder`: what is sent of the code folder of this
+    machine. `workload`: as it is on the cluster, if it is; that of a job that exists may be gone,
+    for instance by its TTL. `deferred`: what says how the pods will be after a restart, where the
+    workload keeps those it has. `finished`: how the workload has ended. `restarts`: the job is
+    restarted once it is applied.
     """
 
     job: TrainingJob
@@ -52,10 +53,11 @@ class Plan:
     manifests: list[Manifest]
     warnings: list[str]
     config_map: dict[str, Any] | None = None
-    revived: bool = False
     folder: CodeFolder | None = None
     workload: dict[str, Any] | None = None
     deferred: tuple[Manifest, ...] = ()
+    finished: str | None = None
+    restarts: bool = False
 
     @property
     def exists(self) -> bool:
@@ -124,11 +126,10 @@ def make_plan(
         take_over=take_over,
         code=code,
     )
-    warnings = [
-        *unlocked,
-        *render.warn(job, placement),
-        *_describe_state(cluster, job.metadata.name, state, decided),
-    ]
+    finished = None if state is None else state.finished
+    warnings = [*unlocked, *render.warn(job, placement)]
+    if state is not None and not finished and state.suspended and ASKED in decided:
+        warnings.append(describe_suspended(job.metadata.name, cluster.namespace))
     rendered = render.render(job, placement)
     kind = backends.get(backend)
     own = (kind.api_version, kind.kind)
@@ -140,12 +141,11 @@ def make_plan(
     ]
     pods = select_workload(rendered, backend)
     # a finished workload stays for inspection until a restart creates it again
-    if state is not None and state.finished:
+    if finished:
         manifests = [each for each in manifests if each.kind not in {one.kind for one in pods}]
     stays = workload is not None and any(is_new(each, manifests) for each in pods)
     plan = Plan(job, placement, manifests, warnings, config_map, folder=folder, workload=workload)
-    revived = config_map is not None and workload is None
-    return replace(plan, revived=revived, deferred=tuple(pods) if stays else ())
+    return replace(plan, deferred=tuple(pods) if stays else (), finished=finished)
 
 
 def _plan_alone(
@@ -253,21 +253,6 @@ def _find_spec(config_map: dict[str, Any] | None) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError, AttributeError):
         found = {}
     return found if isinstance(found, dict) else {}
-
-
-def _describe_state(
-    cluster: Cluster, name: str, state: WorkloadState | None, decided: dict[str, str]
-) -> Iterator[str]:
-    if state is None:
-        return
-    if state.finished:
-        restart = f"kdist restart {name} -n {cluster.namespace}"
-        yield (
-            f"job {name} has already {state.finished}: the applied changes take effect with "
-            f"`{restart}`, which continues from its last checkpoint"
-        )
-    elif state.suspended and ASKED in decided:
-        yield describe_suspended(name, cluster.namespace)
 
 
 def describe_suspended(name: str, namespace: str) -> str:

@@ -26,7 +26,9 @@ GOALS: dict[str, Callable[[JobStatus], bool]] = {
     "suspended": lambda job: job.phase is Phase.SUSPENDED and all(pod.over for pod in job.pods),
     "deleted": lambda _: False,
 }
-"""What a job can be waited for, by its name."""
+"""What a job can be waited for, by its name. A job that has succeeded has passed the first four:
+its last steps and checkpoints may not be known any more.
+"""
 
 
 def describe_status(status: JobStatus) -> str:

@@ -20,7 +20,7 @@ from kdist.job.cluster.applied import AppliedJob, Document
 from kdist.job.job import Change
 from kdist.manifest import NODES_ANNOTATION, TRAINING_JOB, Manifest
 from kdist.rbac import Right
-from kdist.status import ASKED, STARTED, Pod, WorkloadState, documents, read_resource
+from kdist.status import ASKED, STARTED, Pod, WorkloadState, documents, read_job, read_resource
 from kdist.status.documents import annotation
 from kdist.status.pods import describe_saved
 
@@ -184,9 +184,7 @@ class DirectChanges:
             exits = suspend.wait_for_pods(target, leaving, timeout=how.timeout)
             if exits.step is not None:
                 notify(describe_saved([exits.step]))
-        moved = None
-        if fresh:
-            moved = checkpoints.run_tool(target, "aside", notify=notify).get("moved")
+        moved = checkpoints.archive(target) if fresh else None
         if recreate:
             _recreate(target, workload, manifests)
         else:
@@ -262,7 +260,7 @@ class ControllerChanges:
         if fresh:
             if not target.state().finished:
                 suspend.suspend(target, Change(timeout=how.timeout))
-            moved = checkpoints.run_tool(target, "aside", notify=notify).get("moved")
+            moved = checkpoints.archive(target)
         leaving = [pod for pod in target.pods() if not pod.over]
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         self._change({"restartedAt": now, "suspend": False})
@@ -279,7 +277,8 @@ def _wait_for_objects(target: AppliedJob, restarted_at: str) -> AppliedJob:
 
     def poll() -> AppliedJob | None:
         found = AppliedJob.find(target.cluster, target.name, dialog=target.dialog)
-        return found if found.job.spec.restarted_at == restarted_at else None
+        made_from = documents.text(read_job(found.config_map), "spec", "restartedAt")
+        return found if made_from == restarted_at else None
 
     return wait_until(
         poll,

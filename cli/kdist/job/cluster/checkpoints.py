@@ -175,6 +175,16 @@ def run_tool(target: AppliedJob, action: str, *arguments: str, notify: Notify) -
         return read_answer("\n".join(output), 0 if phase == "Succeeded" else 1, name)
 
 
+def archive(target: AppliedJob) -> str | None:
+    """Move the checkpoints of a job without pods aside, and return where they are; None if it has
+    none. Raises as `run_tool` does.
+    """
+    if not has_checkpoints(target):
+        return None
+    moved: str | None = run_tool(target, "aside", notify=target.dialog.notify).get("moved")
+    return moved
+
+
 def has_checkpoints(target: AppliedJob) -> bool:
     """Whether the job keeps checkpoints in the cluster."""
     spec = target.job.spec.checkpoints
@@ -185,7 +195,9 @@ def check_has_checkpoints(target: AppliedJob) -> None:
     """Raises `KdistError` for a job that keeps no checkpoints in the cluster."""
     if not has_checkpoints(target):
         raise KdistError(
-            f"{target.name} has no checkpoints in the cluster",
+            f"{target.name} has no checkpoints in the cluster, where its steps and their times "
+            "would be too",
+            hint="give the job `spec.checkpoints: {size: 10Gi}`, or a claim or bucket of yours",
             next_command="kdist explain spec.checkpoints",
         )
 

@@ -31,7 +31,7 @@ from kdist.status.documents import last_seen, uid
 if TYPE_CHECKING:
     from kdist.agents.metrics import AgentSample
     from kdist.cluster import Cluster
-    from kdist.deploy import ResourcePlan
+    from kdist.deploy import Plan, ResourcePlan
     from kdist.diagnose import Diagnosis
     from kdist.job.cluster.applied import AppliedJob
     from kdist.job.job import LogLine
@@ -116,9 +116,15 @@ class ClusterJob:
             self.dialog.notify(f"Next: {error.next_command}")
             return
         if state.outdated:
-            self.dialog.notify(f"{name}: {state.outdated}: `kdist restart {name} {place}`")
+            self.dialog.warn(f"{name}: {state.outdated}: `kdist restart {name} {place}`")
         if state.suspended and not plan.job.spec.suspend:
             self.dialog.warn(describe_suspended(name, self.namespace))
+
+    def find_old_end(self, plan: Plan | ResourcePlan) -> str | None:
+        """See `review.find_old_end`."""
+        from kdist.job.cluster import review
+
+        return review.find_old_end(self.cluster, plan)
 
     def samples(self) -> Mapping[str, AgentSample]:
         return agents.fetch_samples(self.applied, self.applied.pods(), metrics=True)

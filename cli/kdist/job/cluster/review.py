@@ -17,11 +17,13 @@ from typing import Any, Final
 
 from kdist import deploy
 from kdist.backends import RUNTIME
-from kdist.cluster import ApiError, Applied, ForeignError, normalize
+from kdist.cluster import ApiError, Applied, Cluster, ForeignError, JobObjects, normalize
 from kdist.deploy import live_workload
+from kdist.deploy.plan import objects_of
 from kdist.job.cluster.applied import AppliedJob, Document, is_workload
 from kdist.job.job import Notify
 from kdist.manifest import OWNER, Manifest, mark
+from kdist.status import read_resource
 from kdist_trainer.formats.json_text import encode_json
 from kdist_trainer.formats.untrusted_text import parse_json
 
@@ -83,15 +85,12 @@ def find_changes(
     changed that of the job can change them all. So is what the user has applied since the workload
     has its pods.
     """
-    look_up = target.cluster.look_up
     for each in manifests:
         if each.kind == "ConfigMap" or live_workload.is_recorded(workload, each):
             continue
         try:
-            if is_workload(target, each):
-                found = _compare(target, each, workload)
-            elif each.kind == RUNTIME:
-                found = _compare(target, each, look_up(each.api_version, each.kind, each.name))
+            if each.kind == RUNTIME or is_workload(target, each):
+                found = _compare(target.cluster, target.objects, each, workload)
             else:
                 applied = target.objects.apply(each, dry_run=True)
                 found = next(deploy.find_difference(deploy.ApplyResult(each, applied)), None)
@@ -106,22 +105,44 @@ def find_changes(
             yield found
 
 
+def find_old_end(cluster: Cluster, plan: deploy.Plan | deploy.ResourcePlan) -> str | None:
+    """How the job has ended, if the run that has was not one of what is planned: whoever waits for
+    the job would take this end for that of a new run. Else None.
+    """
+    name = plan.job.metadata.name
+    if isinstance(plan, deploy.ResourcePlan):
+        before = plan.before or {}
+        resource = read_resource(before)
+        if resource.finished is None or resource.outdated:
+            return resource.finished
+        asked = objects_of(cluster, name).apply(plan.resource, dry_run=True, force=True)
+        return None if asked.document["spec"] == before["spec"] else resource.finished
+    objects = objects_of(cluster, name, plan.placement.backend)
+    pods = plan.deferred if plan.finished else ()
+    changed = any(_compare(cluster, objects, each, plan.workload) for each in pods)
+    return plan.finished if changed else None
+
+
 def _compare(
-    target: AppliedJob, manifest: Manifest, live: Mapping[str, Any] | None
+    cluster: Cluster, objects: JobObjects, manifest: Manifest, workload: Mapping[str, Any] | None
 ) -> deploy.Difference | None:
-    """How the object that is there differs from the one that would be created.
+    """How the object that is there, the workload or its runtime, differs from the one that would be
+    created.
 
     The server completes the new one in a dry run, with defaults and admission. It has another name
     there, because most fields of a workload cannot be changed.
     """
+    live = workload
+    if manifest.kind == RUNTIME:
+        live = cluster.look_up(manifest.api_version, manifest.kind, manifest.name)
     name = f"kdist-{secrets.token_hex(_NAME_LENGTH)}"[: max(_NAME_LENGTH, len(manifest.name))]
     metadata = manifest.document["metadata"]
     annotations = {**(metadata.get("annotations") or {})}
     if OWNER in annotations:
-        annotations[OWNER] = mark(target.name, manifest.kind, name)
+        annotations[OWNER] = mark(objects.owner.name, manifest.kind, name)
     renamed = {**manifest.document, "metadata": {**metadata, "name": name}}
     renamed["metadata"]["annotations"] = annotations
-    applied: Applied = target.objects.apply(Manifest(renamed), dry_run=True)
+    applied: Applied = objects.apply(Manifest(renamed), dry_run=True)
     created: Document = _rename(applied.document, name, manifest.name)
     if live is None:
         return deploy.Difference(manifest, None, normalize(created))

@@ -13,7 +13,7 @@ Each is imported when it is first used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kdist.api.code import from_code as from_code
@@ -24,8 +24,13 @@ if TYPE_CHECKING:
     from kdist.api.handle import JobHandle as JobHandle
     from kdist.api.handle import get as get
     from kdist.api.handle import list_jobs as list_jobs
+    from kdist.diagnose import Diagnosis as Diagnosis
+    from kdist.errors import Code as Code
+    from kdist.errors import InvalidJobError as InvalidJobError
     from kdist.errors import KdistError as KdistError
     from kdist.errors import KdistWarning as KdistWarning
+    from kdist.errors import NotFoundError as NotFoundError
+    from kdist.errors import UsageError as UsageError
     from kdist.spec import Checkpoints as Checkpoints
     from kdist.spec import Data as Data
     from kdist.spec import EnvVar as EnvVar
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
     from kdist.spec import Spec as Spec
     from kdist.spec import Training as Training
     from kdist.spec import TrainingJob as TrainingJob
+    from kdist.status import JobStatus as JobStatus
+    from kdist.status import Phase as Phase
 
 __version__ = "0.2.0.dev0"
 
@@ -43,19 +50,23 @@ _MODULES = {
     "api.code": "from_code train",
     "api.definition": "JobDefinition load",
     "api.handle": "Checkpoint JobHandle get list_jobs",
-    "errors": "KdistError KdistWarning",
+    "diagnose": "Diagnosis",
+    "errors": "Code InvalidJobError KdistError KdistWarning NotFoundError UsageError",
     "spec": "Checkpoints Data EnvVar Metadata Nodes Resources Script Spec Training TrainingJob",
+    "status": "JobStatus Phase",
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import what a program asks for."""
-    from importlib import import_module
+if not TYPE_CHECKING:  # to a type checker, the names above are all
 
-    for module, names in _MODULES.items():
-        if name in names.split():
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        """Import what a program asks for."""
+        from importlib import import_module
+
+        for module, names in _MODULES.items():
+            if name in names.split():
+                return getattr(import_module(f"{__name__}.{module}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

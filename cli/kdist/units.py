@@ -1,5 +1,5 @@
-"""Formats values: times, durations, sizes, rates, counts and ranges for people, names for JSON.
-Those that options take are read in `kdist.commands.options`.
+"""Formats values: times, durations, sizes, rates, counts and ranges for people, names for JSON; and
+reads durations.
 """
 
 from __future__ import annotations
@@ -12,6 +12,21 @@ from datetime import datetime
 from typing import TypeVar
 
 T = TypeVar("T")
+
+_NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
+_TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def parse_duration(text: str) -> float:
+    """The seconds of a duration as kubectl writes it (`90s`, `5m`, `1h30m`), or of a number. Raises
+    `ValueError` with what to write.
+    """
+    if re.fullmatch(_NUMBER, text):
+        return float(text)
+    if not re.fullmatch(rf"({_NUMBER}[smhd])+", text):
+        raise ValueError(f"`{text:.80}` is not a duration; write 90s, 5m or 1h30m")
+    parts = re.findall(rf"({_NUMBER})([smhd])", text)
+    return sum(float(number) * _TIME_UNITS[unit] for number, unit in parts)
 
 
 def seconds(value: object) -> str:

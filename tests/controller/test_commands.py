@@ -17,7 +17,7 @@ import yaml
 
 from kdist import load
 from kdist.cluster import ApiError
-from kdist.errors import Code, KdistWarning
+from kdist.errors import Code, KdistError, KdistWarning
 from kdist.job.cluster import wait
 from kdist.manifest import CODE_SENT
 from tests.cli.cluster.api import Api
@@ -339,6 +339,34 @@ def test_python_warns_of_an_absent_controller_in_the_words_of_the_command(
     assert f"Warning: {warning.message}\n" in kdist("apply", "job.yaml").stderr
     assert "no controller has acted on it" in str(warning.message)
     assert handle.status().phase == "Pending"
+
+
+@pytest.mark.filterwarnings("ignore::kdist.errors.KdistWarning")
+def test_python_takes_no_old_end_for_that_of_what_it_applies(
+    kubernetes: Kubernetes, controller: None, file: Path, kdist: Kdist
+) -> None:
+    load(file).apply()
+    with pytest.warns(KdistWarning, match="`kdist restart digits -n ml`"):  # while it runs
+        load(file, "spec.image=r/i:9").apply()
+    load(file).apply()
+    ended = {"conditions": [{"type": "Complete", "status": "True"}]}
+    kubernetes.put("Job", {"metadata": {"name": "digits"}, "status": ended})
+    handle = load(file).apply()
+    done = handle.wait(timeout=20)
+    assert done is not None
+    assert done.phase == "Succeeded"
+    for kind, name in kubernetes.names():
+        if kind == "Pod":
+            kubernetes.put(kind, {"metadata": {"name": name}, "status": {"phase": "Succeeded"}})
+    edited = load(file, "spec.image=r/i:2")
+    for _ in "once", "and again after a command has sent it":
+        with pytest.raises(KdistError, match="has already succeeded, with other code"):
+            edited.apply()
+        waited = kdist("apply", "job.yaml", "--set", "spec.image=r/i:2", "--wait")
+        assert waited.exit_code == Code.ERROR
+        assert "digits is applied, but has already succeeded" in waited.stderr
+    assert not edited.apply(fresh=False).status().phase.terminal
+    assert "r/i:2" in json.dumps(kubernetes.find("Job", "digits"))
 
 
 @pytest.mark.usefixtures("controller")

@@ -43,8 +43,10 @@ script still runs everywhere. [Scripts](../how-to/scripts.md) shows both in use.
 _PROGRAMS = """# import kdist
 
 What programs and notebooks import: `import kdist`. [Jobs from Python](../how-to/python.md) shows \
-it in use. `kdist.KdistError` is the base of all errors, `kdist.KdistWarning` the category of all \
-warnings. The sections of a job are classes with \
+it in use. `kdist.KdistError` is the base of all errors, such as \
+`InvalidJobError`, `NotFoundError` and `UsageError`, and \
+`kdist.KdistWarning` the category of all warnings. `JobStatus`, `Phase`, `Diagnosis` and `Code` \
+are what methods and errors return and have. The sections of a job are classes with \
 the fields of [job.yaml](job-yaml.md) in snake_case: `TrainingJob`, `Metadata`, `Spec`, \
 `Checkpoints`, `Data`, `EnvVar`, `Nodes`, `Resources`, `Script` and `Training`.
 """
@@ -78,6 +80,9 @@ def _methods(owner: ast.ClassDef) -> Iterator[str]:
     for each in owner.body:
         if not isinstance(each, ast.FunctionDef):
             continue
+        marks = [mark.id for mark in each.decorator_list if isinstance(mark, ast.Name)]
+        if "overload" in marks:
+            continue
         if each.name == "__init__":
             signature, title = owner.name, f"{owner.name}()"
         elif each.name.startswith("_"):
@@ -85,7 +90,7 @@ def _methods(owner: ast.ClassDef) -> Iterator[str]:
         else:
             signature, title = each.name, f"{owner.name}.{each.name}"
         yield f"### {title}\n"
-        if not any(isinstance(mark, ast.Name) for mark in each.decorator_list):
+        if not marks:
             yield f"```text\n{signature}({_arguments(each)}){_returned(each)}\n```\n"
         yield _text(each)
 

@@ -5,7 +5,7 @@ code. It starts on this machine (`run`) or in a cluster (`apply`), which both re
 `handle` is a job that was started, wherever it is. `code` makes a job of a function, or of a
 workload's class, of a notebook. `generated` is the module that its ranks import: `sources` finds
 the statements of functions and classes, `values` writes values as expressions, and `modules` copies
-the modules of one's own.
+the modules of one's own. `words` has errors in the words of Python.
 
 Nothing here prints: what commands say meanwhile is logged as `kdist`, and what they warn of is a
 `KdistWarning` of Python's `warnings`, at the line of the program. Errors are the commands'. A run
@@ -21,10 +21,11 @@ import os
 import warnings
 from pathlib import Path
 from traceback import walk_stack
-from typing import TypedDict
+from typing import TypeAlias
 
-from kdist.errors import KdistWarning
+from kdist.errors import KdistWarning, UsageError
 from kdist.job.job import Dialog
+from kdist.units import parse_duration
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
@@ -39,11 +40,15 @@ DIALOG = Dialog(logging.getLogger("kdist").info, _warn)
 """Logs what an operation says, warns, and agrees to nothing."""
 
 
-class Where(TypedDict, total=False):
-    """Which cluster is meant: a namespace, a context of the kubeconfig, and its file, as -n,
-    --context and --kubeconfig say it.
-    """
+Timeout: TypeAlias = float | str | None
+"""Seconds, or a text such as `5m`; None for what the method says."""
 
-    namespace: str | None
-    context: str | None
-    kubeconfig: str | None
+
+def read_timeout(timeout: Timeout) -> float | None:
+    """The seconds of a time-out. Raises `UsageError` for anything else."""
+    if timeout is None or (isinstance(timeout, int | float) and timeout >= 0):
+        return timeout
+    try:
+        return parse_duration(str(timeout))
+    except ValueError as error:
+        raise UsageError(f"timeout: {error}") from None

@@ -9,13 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from kdist import deploy
-from kdist.api import DIALOG, Where
+from kdist.api import DIALOG, Timeout, read_timeout
 from kdist.api.handle import JobHandle
-from kdist.errors import Code, KdistError, Problem
+from kdist.api.words import in_python
+from kdist.errors import Code, KdistError, Problem, UsageError
 from kdist.job.find import Place, in_cluster
+from kdist.job.job import Change
 from kdist.job.local import launch_detached, run_dir
 from kdist.job.local.job import LocalJob
 from kdist.job_file import load_file, load_text, resolve_path
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from kdist.job_file.code import Use
 
 
-@dataclass(frozen=True)
+@in_python
+@dataclass(frozen=True, repr=False)
 class JobDefinition:
     """A job that has not been started. It never changes: `set` returns another one.
 
@@ -41,6 +44,12 @@ class JobDefinition:
     job: TrainingJob
     file: Path | None = None
     overrides: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        spec = self.job.spec
+        train = spec.train and f"workload {spec.train.workload}"
+        what = train or f"script {spec.script and (spec.script.path or spec.script.module)}"
+        return f"<JobDefinition {self.name}: {what}, nodes {spec.nodes.max}, image {spec.image}>"
 
     @property
     def name(self) -> str:
@@ -105,36 +114,67 @@ class JobDefinition:
     def apply(
         self,
         *,
+        fresh: bool | None = None,
         direct: bool = False,
         force_conflicts: bool = False,
-        timeout: float | None = None,
-        **where: Unpack[Where],
+        timeout: Timeout = None,
+        namespace: str | None = None,
+        context: str | None = None,
+        kubeconfig: str | None = None,
     ) -> JobHandle:
-        """Apply the job to a cluster, as `kdist apply` does, and return once that is done.
+        """Apply the job to a cluster, as `kdist apply` does, and return once that is done. Applying
+        again what has not changed changes nothing.
 
         Args:
+            fresh: have a job that exists start again with what is applied now: True from scratch,
+                with its checkpoints archived, False from its last checkpoint. Without it a job
+                that runs goes on as it is until a restart, and one that has finished is refused if
+                it was not of what is applied now.
             direct: apply the job's objects themselves, not a TrainingJob for kdist's controller.
             force_conflicts: take over fields that another field manager has set.
-            timeout: seconds for which an API server that does not answer is tried again.
-            **where: `namespace`, `context` and `kubeconfig`, as the command's options.
+            timeout: how long an API server that does not answer is tried again: seconds, or `5m`.
+            namespace: None for the job's, or else that of the kubeconfig's context.
+            context: of the kubeconfig; None for the current one.
+            kubeconfig: the file; None for `$KUBECONFIG` or `~/.kube/config`.
 
         Raises:
-            KdistError: the job cannot be applied, or the controller refuses it.
+            KdistError: the job cannot be applied, or has finished with other code or settings, or
+                the controller refuses it.
         """
         said: list[str] = []
         dialog = replace(DIALOG, warn=said.append)
         try:
             job = self._read("cluster", warn=dialog.warn)
-            place = Place(**where)
-            cluster = place.connect(job=job.metadata.namespace, timeout=timeout, dialog=dialog)
+            place, limit = Place(namespace, context, kubeconfig), read_timeout(timeout)
+            cluster = place.connect(job=job.metadata.namespace, timeout=limit, dialog=dialog)
             applied = in_cluster(cluster, self.name, dialog=dialog)
             plan = deploy.plan_job(cluster, job, base=self._base, direct=direct)
+            end = None if fresh else applied.find_old_end(plan)
+            # checkpoints of a script that is done say so: its ranks would not start
+            continues = end == "failed" or job.spec.script is None or job.spec.checkpoints is None
+            if end and not (continues and fresh is False):
+                more = ", apply(fresh=False) from the last checkpoint" * continues
+                raise KdistError(
+                    f"{self.name} in namespace {cluster.namespace} has already {end}, with other "
+                    "code or settings than this job: it is not changed, and its end is not this "
+                    "job's",
+                    hint=f"apply(fresh=True) starts this job from scratch{more}; "
+                    f'kdist.get("{self.name}", namespace="{cluster.namespace}").delete() deletes '
+                    "the one that has finished",
+                )
+            if fresh is not None and isinstance(plan, deploy.Plan):
+                plan = replace(plan, restarts=True)
             how: Any = {"notify": dialog.notify, "warn": dialog.warn, "force": force_conflicts}
             sent = list(deploy.send_plan(cluster, plan, base=self._base, **how))
             for each in deploy.prune_plan(cluster, plan):
                 dialog.notify(f"{each.title} pruned")
-            if isinstance(plan, deploy.ResourcePlan):
+            live = plan.before if isinstance(plan, deploy.ResourcePlan) else plan.workload
+            again = fresh is not None and live is not None
+            if isinstance(plan, deploy.ResourcePlan) and not again:
                 applied.await_answer(plan, sent[-1].applied.document, since=time.monotonic())
+            # a new workload continues from the checkpoints that the one before it has left
+            if again or (fresh and job.spec.checkpoints is not None):
+                applied.applied.changes.restart(Change(), fresh=bool(fresh))
         finally:
             for text in said:  # now that nothing is left undone if a filter makes errors of them
                 DIALOG.warn(text)
@@ -168,6 +208,7 @@ class JobDefinition:
         return run_dir.write_generated(f"{self.name}.json", encode_json(document))
 
 
+@in_python
 def load(
     source: str | os.PathLike[str] | TrainingJob | Mapping[str, Any], *overrides: str
 ) -> JobDefinition:
@@ -181,6 +222,9 @@ def load(
         UsageError: there is no such file, or it has several jobs.
         InvalidJobError: with every problem of the job.
     """
+    for each in overrides:
+        if not isinstance(each, str):
+            raise UsageError(f"{each!r:.80} is no text", hint='write each value as "spec.nodes=2"')
     if isinstance(source, str | os.PathLike):
         file = Path(source).absolute()
         return JobDefinition(load_file(file, overrides=overrides), file, overrides)

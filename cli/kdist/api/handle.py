@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from kdist import slices
-from kdist.api import DIALOG, Where
+from kdist.api import DIALOG, Timeout, read_timeout
+from kdist.api.words import in_python
 from kdist.errors import KdistError, UsageError
 from kdist.events import Entry, format_line
-from kdist.job.find import Listing, Place, find, in_cluster, refer
+from kdist.job.find import JobRef, Listing, Place, find, in_cluster, refer
 from kdist.job.goals import GOALS
 from kdist.job.job import Change, DeleteOptions, Job, LogSelection
 from kdist.job.local.job import LocalJob
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from kdist.diagnose import Diagnosis
     from kdist.job.find import Found
 
-Goal = Literal["done", "running", "first-step", "checkpoint", "suspended", "deleted"]
+Stage = Literal["done", "running", "first-step", "checkpoint", "suspended"]
+Goal = Literal[Stage, "deleted"]
 Row = dict[str, Any]
 
 
+@in_python
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint that a job can continue from; `time` is in unix seconds."""
@@ -54,18 +57,25 @@ class Checkpoint:
             return dict(load_file(file))
 
 
-@dataclass(frozen=True)
+@in_python
+@dataclass(frozen=True, repr=False)
 class JobHandle:
     """A job that was started. Every method reads the job again, and threads may share a handle. In
     a cluster it stays with the server, the namespace and the user that it was made with, whatever
     the kubeconfig says later.
 
-    A `timeout` is in seconds. Methods raise `KdistError`: NOT_FOUND as its `code` if the job does
-    not exist any more, TIMEOUT if something has not happened in time, and as the command of the
-    same name. `restart` and `scale` are for a cluster; their error says what to do instead.
+    A `timeout` is a number of seconds, or a text such as `5m`. Methods raise `KdistError`:
+    NOT_FOUND as its `code` if the job does not exist any more, TIMEOUT if something has not
+    happened in time, and as the command of the same name. `restart` and `scale` are for a cluster;
+    their error says what to do instead. In a cluster `metrics`, `report` and `checkpoints` read
+    what is next to the job's checkpoints, so it needs some: `checkpoints={"size": "10Gi"}`.
     """
 
     _found: Found
+
+    def __repr__(self) -> str:
+        place = f"in namespace {self.namespace}" if self.namespace else "on this machine"
+        return f"<JobHandle {self.name} {place}>"
 
     @property
     def name(self) -> str:
@@ -82,7 +92,7 @@ class JobHandle:
         until the time-out if there is one.
         """
         if isinstance(self._found, LocalJob):
-            return self._found
+            return find(JobRef(str(self._found.root)), local=True, dialog=DIALOG)
         cluster = self._found.cluster
         return in_cluster(cluster.staying(timeout) if stays else cluster, self.name, dialog=DIALOG)
 
@@ -94,16 +104,24 @@ class JobHandle:
         """The cause of the job's trouble, with its evidence and a fix."""
         return self._job().why()[1]
 
-    def wait(self, goal: Goal = "done", *, timeout: float | None = None) -> JobStatus | None:
-        """Wait until the job is done, or has reached another goal. Returns the status in which it
-        got there; None if it was deleted.
+    @overload
+    def wait(self, goal: Stage = "done", *, timeout: Timeout = None) -> JobStatus: ...
+    @overload
+    def wait(self, goal: Goal, *, timeout: Timeout = None) -> JobStatus | None: ...
+    def wait(self, goal: Goal = "done", *, timeout: Timeout = None) -> JobStatus | None:
+        """Wait until the job is done, or has reached another goal: `running`, `first-step`,
+        `checkpoint`, `suspended` or `deleted`. Returns the status in which it got there; None if it
+        was deleted. A job that has succeeded has passed `running`, `first-step` and `checkpoint`,
+        also if it never reported a step or had no checkpoint.
 
         Raises:
             KdistError: it has ended otherwise; its `code` is JOB_FAILED or JOB_CANCELLED.
         """
         if goal not in GOALS:
             raise UsageError(f"there is no goal `{goal}`", hint=f"the goals: {', '.join(GOALS)}")
-        return self._job(stays=True, timeout=timeout).wait(goal, timeout=timeout)
+        limit, found = read_timeout(timeout), self._found  # which may be deleted already
+        job = found if isinstance(found, LocalJob) else self._job(stays=True, timeout=limit)
+        return job.wait(goal, timeout=limit)
 
     def logs(
         self,
@@ -111,14 +129,20 @@ class JobHandle:
         *,
         follow: bool = False,
         tail: int | None = None,
-        timeout: float | None = None,
+        timeout: Timeout = None,
     ) -> Iterator[str]:
         """Iterate over the lines of the job's logs: of all ranks or of one, all lines or the last
         ones of each node, and with `follow` those to come, through restarts until the job ends.
         """
-        chosen = LogSelection(follow, None if rank is None else str(rank), tail=tail)
-        job = self._job(stays=follow, timeout=timeout)
-        for line in job.logs(replace(chosen, timeout=timeout)):
+        limit = read_timeout(timeout)
+        chosen = LogSelection(follow, None if rank is None else str(rank), tail=tail, timeout=limit)
+        job = self._job(stays=follow, timeout=limit)
+        if rank is not None:
+            now = job.snapshot().status
+            if 0 < now.world_size <= rank and now.nodes.min == now.nodes.max:
+                what = f"there is no rank {rank}: {self.name} has {now.world_size} ranks, from 0"
+                raise UsageError(what)
+        for line in job.logs(chosen):
             if isinstance(line, Entry):
                 yield format_line(line)
             elif not isinstance(line, JobStatus):  # in which the job has ended
@@ -154,27 +178,28 @@ class JobHandle:
         ]
         return sorted(found, key=lambda each: each.step)
 
-    def suspend(self, *, timeout: float | None = None) -> None:
+    def suspend(self, *, timeout: Timeout = None) -> None:
         """Save the job's state and stop it; `resume` continues it."""
-        self._job().suspend(Change(timeout=timeout))
+        self._job().suspend(Change(timeout=read_timeout(timeout)))
 
-    def resume(self, *, timeout: float | None = None) -> None:
+    def resume(self, *, timeout: Timeout = None) -> None:
         """Start the job again where it was suspended."""
-        self._job().resume(Change(timeout=timeout))
+        self._job().resume(Change(timeout=read_timeout(timeout)))
 
-    def restart(self, *, fresh: bool = False, timeout: float | None = None) -> None:
+    def restart(self, *, fresh: bool = False, timeout: Timeout = None) -> None:
         """Restart all ranks from the last checkpoint; with `fresh`, archive the checkpoints and
         start from scratch.
         """
-        self._job().restart(Change(timeout=timeout), fresh=fresh, confirmed=True)
+        self._job().restart(Change(timeout=read_timeout(timeout)), fresh=fresh, confirmed=True)
 
-    def scale(self, nodes: int | str, *, timeout: float | None = None) -> None:
+    def scale(self, nodes: int | str, *, timeout: Timeout = None) -> None:
         """Change the number of nodes while the job runs, to a number or `MIN:MAX`."""
-        self._job().scale(str(nodes), Change(timeout=timeout))
+        self._job().scale(str(nodes), Change(timeout=read_timeout(timeout)))
 
-    def delete(self, *, purge: bool = False, timeout: float | None = None) -> None:
+    def delete(self, *, purge: bool = False, timeout: Timeout = None) -> None:
         """Have the job save and end, and delete it; its checkpoints stay, except with `purge`."""
-        for title in self._job().plan_deletion(DeleteOptions(purge, timeout=timeout)).steps:
+        chosen = DeleteOptions(purge, timeout=read_timeout(timeout))
+        for title in self._job().plan_deletion(chosen).steps:
             DIALOG.notify(f"{title} deleted")
 
     def _repr_html_(self) -> str:
@@ -194,45 +219,66 @@ class JobHandle:
         return f"<table><caption>{escape(self.name)}</caption>{cells}</table>"
 
 
+@in_python
 def get(
-    job: str, *, local: bool = False, timeout: float | None = None, **where: Unpack[Where]
+    job: str | JobStatus,
+    *,
+    local: bool = False,
+    timeout: Timeout = None,
+    namespace: str | None = None,
+    context: str | None = None,
+    kubeconfig: str | None = None,
 ) -> JobHandle:
     """The job of a name, a job file or a run folder: a run on this machine, or else a job of the
     cluster.
 
     Args:
-        job: the name, or the path.
+        job: the name, the path, or a status of `list_jobs`.
         local: it must be a run on this machine.
-        timeout: seconds for which an API server that does not answer is tried again.
-        **where: `namespace`, `context` and `kubeconfig`, as the commands' options.
+        timeout: how long an API server that does not answer is tried again: seconds, or `5m`.
+        namespace: None for that of the job file, or else of the kubeconfig's context.
+        context: of the kubeconfig; None for the current one.
+        kubeconfig: the file; None for `$KUBECONFIG` or `~/.kube/config`.
 
     Raises:
         NotFoundError: there is no such job.
     """
-    found = find(refer(job), Place(**where), local=local, timeout=timeout, dialog=DIALOG)
+    if isinstance(job, JobStatus):
+        local, namespace = local or job.location == "local", namespace or job.namespace or None
+        job = job.name
+    if not isinstance(job, str):
+        raise UsageError(f"{job!r:.80} is no job", hint="write its name, or the path of its file")
+    place, limit = Place(namespace, context, kubeconfig), read_timeout(timeout)
+    found = find(refer(job), place, local=local, timeout=limit, dialog=DIALOG)
     if not isinstance(found, LocalJob):
         found.snapshot()  # which fails if the cluster has no such job
     return JobHandle(found)
 
 
+@in_python
 def list_jobs(
     *,
     local: bool = False,
     all_namespaces: bool = False,
     selector: str = "",
-    timeout: float | None = None,
-    **where: Unpack[Where],
+    timeout: Timeout = None,
+    namespace: str | None = None,
+    context: str | None = None,
+    kubeconfig: str | None = None,
 ) -> list[JobStatus]:
     """The status of each run on this machine and each job of the cluster, as `kdist get` lists
-    them; `get` takes the name of a status.
+    them; `get` takes each.
 
     Args:
         local: only the runs on this machine.
         all_namespaces: only the cluster's jobs, of all namespaces.
         selector: only the cluster's jobs that have these labels.
         timeout: as for `get`.
-        **where: as for `get`.
+        namespace: as for `get`.
+        context: as for `get`.
+        kubeconfig: as for `get`.
     """
     scope: Any = {"local": local, "all_namespaces": all_namespaces, "selector": selector}
-    listing = Listing((), Place(**where), timeout=timeout, stays=False, dialog=DIALOG, **scope)
+    place, limit = Place(namespace, context, kubeconfig), read_timeout(timeout)
+    listing = Listing((), place, timeout=limit, stays=False, dialog=DIALOG, **scope)
     return [each.status for each in listing.read()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kdist import console
+from kdist.units import parse_duration
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -20,20 +20,13 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
 
 def seconds(value: str) -> float:
-    """Parse a duration as kubectl writes it (`90s`, `5m`, `1h30m`), or a number of seconds; returns
-    seconds. For click's `type=`.
-    """
-    if re.fullmatch(_NUMBER, value):
-        return float(value)
-    if not re.fullmatch(rf"({_NUMBER}[smhd])+", value):
-        raise click.BadParameter(f"`{value}` is not a duration; write 90s, 5m or 1h30m")
-    parts = re.findall(rf"({_NUMBER})([smhd])", value)
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    """`parse_duration` for click's `type=`."""
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 BACKENDS = ("job", "statefulset", "pytorchjob", "jobset", "trainjob")
@@ -121,17 +114,12 @@ def _complete_backend(_: click.Context, __: click.Parameter, word: str) -> list[
     return [each for each in completion.backends() if each.startswith(word)]
 
 
-def _complete_namespace(context: click.Context, _: click.Parameter, word: str) -> list[str]:
+def _complete_place(context: click.Context, option: click.Parameter, word: str) -> list[str]:
+    """Offer the namespaces of the cluster, or the contexts of the kubeconfig."""
     from kdist import completion
 
-    found = completion.namespaces(_place_for_completion(context))
-    return [each for each in found if each.startswith(word)]
-
-
-def _complete_context(context: click.Context, _: click.Parameter, word: str) -> list[str]:
-    from kdist import completion
-
-    found = completion.contexts(_place_for_completion(context))
+    names = completion.contexts if option.name == "context" else completion.namespaces
+    found = names(_place_for_completion(context))
     return [each for each in found if each.startswith(word)]
 
 
@@ -228,13 +216,13 @@ def _where(make: Callable[..., Any], of_namespace: str, of_context: str) -> Iter
         "-n",
         "--namespace",
         metavar="NAME",
-        shell_complete=_complete_namespace,
+        shell_complete=_complete_place,
         help=f"Namespace{of_namespace}",
     )
     yield make(
         "--context",
         metavar="NAME",
-        shell_complete=_complete_context,
+        shell_complete=_complete_place,
         help=f"Context of the kubeconfig{of_context}",
     )
 

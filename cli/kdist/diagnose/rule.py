@@ -60,6 +60,10 @@ class Diagnosis:
     change: str = ""
     also: tuple[Diagnosis, ...] = field(default=(), compare=False)
 
+    def __repr__(self) -> str:
+        fix = f" Fix: {self.fix}" if self.fix else ""
+        return f"<Diagnosis {self.cause}: {self.sentence}.{fix}>"
+
     def to_document(self) -> dict[str, Any]:
         found = {**asdict(self), "evidence": list(self.evidence), "commands": list(self.commands)}
         return {**found, "also": [each.to_document() for each in self.also]}

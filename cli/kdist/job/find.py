@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from kdist.errors import JobNotFoundError, KdistError, NotFoundError, UsageError
 from kdist.job.job import SILENT, Dialog, Job
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kdist.job.local.job import LocalJob
     from kdist.status import JobStatus
 
-    Found = LocalJob | ClusterJob
+    Found: TypeAlias = LocalJob | ClusterJob
 
 _LOOKUP_SECONDS = 3.0  # for the question whether a cluster has a job of a local run's name
 _PATIENCE_SECONDS = 3.0  # for a cluster that does not answer, if there are runs to list
@@ -179,14 +179,12 @@ def find(
 
     run: LocalJob | None = None
     if local or not place.is_chosen:
-        from kdist.job.local.job import find_job, find_remains
+        from kdist.job.local.job import find_job
 
-        run = find_job(meant.name, dialog=dialog)
         only_local = bool(local) or "/" in meant.name
         has_cluster = not only_local and kubeconfig.exists()
+        run = find_job(meant.name, remains=remains and not has_cluster, dialog=dialog)
         if run is None and not has_cluster:
-            if remains and (left := find_remains(meant.name, dialog=dialog)):
-                return left
             raise missing_run(meant.name, local=only_local)
         if run is None:
             dialog.note_absence(describe_absence())
@@ -278,7 +276,7 @@ def _prefers_run(
         raise UsageError(what + more, hint=", ".join(filter(None, (here, there))))
     if both:
         what = f"{what} and a job on the cluster: the job is used"
-        run.dialog.notify("; ".join(filter(None, (what, here))))
+        run.dialog.warn("; ".join(filter(None, (what, here))))
     else:
         run.dialog.warn(f"{what} ({there}); the cluster cannot be queried: {problem}")
     return not both

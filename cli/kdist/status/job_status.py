@@ -217,6 +217,11 @@ class JobStatus:
     avoided: tuple[AvoidedNode, ...] = ()
     machine_faults: tuple[MachineFaults, ...] = ()
 
+    def __repr__(self) -> str:
+        found = {"step": self.step, "loss": self.loss, "checkpoint": self.last_checkpoint_step}
+        known = "".join(f", {name} {value}" for name, value in found.items() if value is not None)
+        return f"<JobStatus {self.name}: {self.phase}, {self.nodes} nodes{known}>"
+
     def to_document(self) -> dict[str, Any]:
         document = {camel_case(key): _plain(value) for key, value in asdict(self).items()}
         document["terminal"] = self.phase.terminal

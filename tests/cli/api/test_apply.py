@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 import yaml
 
 import kdist
-from kdist import load
+from kdist import get, load
 from kdist.errors import Code, JobNotFoundError, KdistError, KdistWarning
 from tests.cli.api.conftest import Cells
 from tests.cli.cluster.api import Api
@@ -55,6 +57,67 @@ def test_the_error_of_a_cluster_that_cannot_be_reached_has_its_code(home: Path, 
     with pytest.raises(kdist.KdistError) as caught:
         kdist.load(file).apply(kubeconfig=str(home / "nothing"))
     assert caught.value.code == Code.UNREACHABLE
+
+
+@pytest.mark.filterwarnings("ignore::kdist.errors.KdistWarning")
+def test_an_edited_function_is_not_taken_for_the_run_that_has_finished(
+    api: Api, store: Store, home: Path, cell: Cells
+) -> None:
+    def edit(word: str) -> kdist.JobDefinition:
+        function = cell(f"def say():\n    print({word!r})\n")["say"]
+        return kdist.from_code(function, image="r/i:1", backend="job")
+
+    def code() -> set[str]:
+        mounted = re.findall(r"say-code-[0-9a-f]+", json.dumps(store.objects[workload]))
+        return {str(store.objects[f"{CORE}/configmaps/{name}"]["data"]) for name in mounted}
+
+    workload = PLACES["job"].replace("digits", "say")
+    edit("first").apply()
+    store.objects[workload]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    done = edit("first").apply().wait(timeout=9)  # as it was: nothing to do
+    assert done.phase == "Succeeded"
+    with pytest.raises(KdistError, match="has already succeeded, with other code") as refused:
+        edit("second").apply()
+    for way in ("apply(fresh=True)", 'kdist.get("say", namespace="ml").delete()'):
+        assert way in refused.value.hint
+    assert not any("second" in str(each.get("data")) for each in store.objects.values())
+    for fresh, word in ((False, "second"), (True, "third")):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = edit(word).apply(fresh=fresh)
+        assert not any("kdist restart" in str(each.message) for each in caught)
+        assert store.objects[workload].get("status") is None
+        assert all(word in each for each in code())
+        assert run.status().phase == "Pending"
+        store.objects[workload]["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+
+
+def test_a_name_that_a_run_and_a_job_have_is_warned_of(
+    api: Api, store: Store, file: Path, home: Path
+) -> None:
+    load(file).apply(namespace="ml")
+    root = home / ".kdist" / "digits"
+    root.mkdir(parents=True)
+    (root / "run.json").write_text('{"run_id": "1", "invocations": []}')
+    with pytest.warns(KdistWarning, match="and a job on the cluster: the job is used"):
+        found = get("digits")
+    assert repr(found) == "<JobHandle digits in namespace ml>"
+
+
+def test_an_apply_that_waits_does_not_wait_for_a_run_of_before(
+    api: Api, store: Store, file: Path, kdist: Kdist
+) -> None:
+    assert kdist("apply", str(file)).exit_code == Code.OK
+    done = {"conditions": [{"type": "Complete", "status": "True"}]}
+    store.objects[PLACES["job"]]["status"] = done
+    assert kdist("apply", str(file), "--wait").exit_code == Code.OK
+    for option in ("--wait", "--follow", "--wait"):
+        refused = kdist("apply", str(file), "--set", "spec.image=r/i:2", option)
+        assert refused.exit_code == Code.ERROR
+        assert "digits is applied, but has already succeeded" in refused.stderr
+        assert "Next: kdist restart digits -n ml" in refused.stderr
+    assert kdist("restart", "digits", "-n", "ml", "--no-wait").exit_code == Code.OK
+    assert "r/i:2" in json.dumps(store.objects[PLACES["job"]])
 
 
 @pytest.fixture

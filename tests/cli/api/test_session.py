@@ -159,6 +159,40 @@ def test_a_function_of_a_notebook_runs_on_all_ranks_in_its_folder(home: Path, ce
     assert (home / "rank-0").read_text() == str(home)
 
 
+CHECKPOINTED = """
+import torch
+from kdist_trainer import Checkpointer
+def ck(steps, bug):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Checkpointer(model=model, optimizer=optimizer, every_steps=2) as saves:
+        first = saves.resume()
+        print("resumed after", first)
+        for step in range(first + 1, steps + 1):
+            saves.maybe_save(step)
+            if step == 7 and bug:
+                raise ValueError("a bug")
+        saves.finish(steps)
+"""
+
+
+@pytest.mark.sampled
+@pytest.mark.processes
+def test_a_function_that_was_mended_continues_from_its_checkpoints(home: Path, cell: Cells) -> None:
+    names = cell(CHECKPOINTED)
+    with pytest.raises(kdist.KdistError, match="a bug"):
+        kdist.train(names["ck"], args={"steps": 9, "bug": True}).wait(timeout=180)
+    run = kdist.train(names["ck"], args={"steps": 9, "bug": False}, fresh=False)
+    run.wait(timeout=180)
+    resumed = [line.split()[-1] for line in run.logs() if "resumed after" in line]
+    assert resumed[0] == "0"
+    assert int(resumed[-1]) >= 2
+    mended = cell(CHECKPOINTED.replace("a bug", "another"))
+    with pytest.raises(kdist.KdistError, match="were edited since") as caught:
+        kdist.train(mended["ck"], args={"steps": 9, "bug": False}, fresh=False)
+    assert "fresh=True archives" in caught.value.hint
+
+
 def test_problems_of_a_job_are_listed_with_their_places(home: Path) -> None:
     file = write_job(home, train={"workload": "digits", "steps": "many"}, nodes=0)
     with pytest.raises(InvalidJobError) as caught:
@@ -193,7 +227,7 @@ def test_a_goal_that_there_is_none_of_is_refused(home: Path) -> None:
 
     handle = kdist.JobHandle(LocalJob(home))
     with pytest.raises(UsageError) as caught:
-        handle.wait("finished")  # type: ignore[arg-type]
+        handle.wait("finished")  # type: ignore[call-overload]
     assert "first-step" in caught.value.hint
 
 

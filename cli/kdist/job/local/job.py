@@ -9,6 +9,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -135,6 +136,12 @@ class LocalJob:
     def is_run_folder(self) -> bool:
         """Whether this is a run folder, so not only a folder of checkpoints."""
         return (self.root / "run.json").is_file()
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a run, or a folder of checkpoints."""
+        kept = (self.root / LEDGER).is_dir() or any(self.root.glob(f"{CHECKPOINT}*"))
+        return self.is_run_folder or kept or self.active  # an active one begins again
 
     @property
     def active(self) -> bool:
@@ -295,7 +302,7 @@ class LocalJob:
     def wait(self, goal: str, *, timeout: float | None) -> JobStatus | None:
         end = float("inf") if timeout is None else time.monotonic() + timeout
         reported = ""
-        while self.root.is_dir():
+        while self.exists:
             active = self.active
             status = self.snapshot().status
             if GOALS[goal](status):
@@ -312,6 +319,10 @@ class LocalJob:
                     status, goal, timeout or 0.0, cause=self.why()[1], command=self.kdist("why")
                 )
             time.sleep(_WATCH_SECONDS)
+        if goal != "deleted":
+            from kdist.job.find import missing_run
+
+            raise missing_run(str(self.root))
         return None
 
     def samples(self) -> Mapping[str, AgentSample]:
@@ -432,21 +443,18 @@ class LocalJob:
     forward = _refuses("port-forward", _advise_forward)
 
 
-def find_job(name: str, *, dialog: Dialog = SILENT) -> LocalJob | None:
+def find_job(name: str, *, remains: bool = False, dialog: Dialog = SILENT) -> LocalJob | None:
     """The run NAME, which is the name of a job in `.kdist` (or `$KDIST_HOME`), or the path to a run
-    folder or a checkpoint folder; None if there is none.
+    folder or a checkpoint folder; with `remains` also a deleted run whose checkpoints have stayed.
+    None if there is none.
     """
     root = Path(name).absolute() if os.sep in name else run_dir.home() / name
-    known = (root / "run.json").is_file()
-    if os.sep in name:
-        known = known or (root / LEDGER).is_dir() or any(root.glob(f"{CHECKPOINT}*"))
-    return LocalJob(root, dialog) if known else None
-
-
-def find_remains(name: str, *, dialog: Dialog) -> LocalJob | None:
-    """The folder of a deleted run NAME whose checkpoints have stayed; None if there is none."""
-    root = run_dir.home() / name
-    return LocalJob(root, dialog) if (root / _CHECKPOINTS).is_dir() else None
+    found = LocalJob(root, dialog)
+    with suppress(OSError, ValueError):  # a name that no file can have
+        exists = found.exists if os.sep in name else found.is_run_folder
+        if exists or (remains and (root / _CHECKPOINTS).is_dir()):
+            return found
+    return None
 
 
 def list_jobs(*, dialog: Dialog = SILENT) -> list[LocalJob]:

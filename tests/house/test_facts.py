@@ -40,8 +40,6 @@ from kdist.render.storage import _OPEN_PORTS
 from kdist.report.command import command as report
 from kdist.report.text import LABELS
 from kdist.spec.validators import (
-    GPT_HEADS,
-    GPT_LAYERS,
     INSTALL_FOLDERS,
     OWN_FOLDERS,
     OWN_VOLUMES,
@@ -57,12 +55,12 @@ from kdist_trainer.agent.tracker_process import PACKAGES
 from kdist_trainer.causes import host
 from kdist_trainer.config import Cause, Exit, Training
 from kdist_trainer.config.exit_codes import CODES
+from kdist_trainer.config.workload_options import OPTIONS, names_of
 from kdist_trainer.formats import FIRST_RETRYABLE_CODE, METRICS_PORT, prefix_rank
 from kdist_trainer.processes import shim
 from kdist_trainer.rendezvous.configmap_client import ACCOUNT
 from kdist_trainer.rendezvous.exchange import KEY_FILE
 from kdist_trainer.tracker.trackers import TRACKERS
-from kdist_trainer.workloads.gpt import GptOptions
 from tests.house.tree import ROOT, files, python_files
 from tests.manifests.jobs import FULL, load, place
 from tools.dashboards.model import STALLED_SECONDS
@@ -324,9 +322,12 @@ def test_a_sentence_is_written_in_one_module() -> None:
     assert {text: found for text, found in twice.items() if text not in IN_TWO_MODULES} == {}
 
 
-def test_the_heads_and_layers_of_gpt_are_those_of_the_workload() -> None:
-    fields = GptOptions.model_fields
-    assert (fields["heads"].default, fields["layers"].default) == (GPT_HEADS, GPT_LAYERS)
+def test_the_field_of_a_workloads_options_names_those_of_the_shipped_ones() -> None:
+    said = Training.model_fields["options"].description or ""
+    for name, model in OPTIONS.items():
+        model.model_validate({})  # which gives the fields their names in job.yaml
+        *most, last = names_of(model)
+        assert f"{name} has {', '.join(most)} and {last}" in " ".join(said.split())
 
 
 def test_the_help_of_top_explains_the_columns_of_times() -> None:

@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import TensorDataset, default_collate
 
 from kdist_trainer import config
+from kdist_trainer.config import workload_options
 from kdist_trainer.errors import ConfigError
 from kdist_trainer.stream import Stream, StreamSamples
 
@@ -192,11 +193,8 @@ class WorkloadContext:
         try:
             return model.model_validate(self.options)
         except ValidationError as error:
-            problems = "; ".join(
-                f"train.options.{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-                for problem in error.errors()
-            )
-            raise ConfigError(problems) from None
+            problems = workload_options.explain(model, error)
+            raise ConfigError("; ".join(map(": ".join, problems))) from None
 
 
 class Workload(ABC):

@@ -11,26 +11,27 @@ be spread, and which of the shipped workloads it can train.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
 
 from kdist.spec.models import LONGEST_POD_NAME, Violation, jobset_pod_name
 from kdist.spec.sources import INIT_MOUNT, check_credentials, check_sources, list_unpinned
 from kdist_trainer.config import START_VARIABLES
+from kdist_trainer.config.workload_options import OPTIONS, GptOptions, explain, names_of
 from kdist_trainer.formats import RUN
 
 if TYPE_CHECKING:
     from kdist.spec.training_job import Spec, TrainingJob
 
 
-SHIPPED_WORKLOADS = ("digits", "gpt")
+SHIPPED_WORKLOADS = tuple(OPTIONS)
 MODEL_PARALLEL = ("tensor", "pipeline")
 """Strategies in which several ranks share one copy of the model."""
 TENSOR_WORKLOADS = ("gpt",)
 """Shipped workloads that have a tensor plan."""
-GPT_HEADS, GPT_LAYERS = 4, 2
-"""Default numbers of heads and layers of `gpt`."""
 
 
 def check_strategy(spec: Spec) -> Iterator[Violation]:
@@ -123,7 +124,7 @@ def _tensor_plan(spec: Spec) -> Iterator[Violation]:
         message = f"must not be tensor: {train.workload} has no tensor plan; use fsdp"
         yield Violation(message, "train.strategy", fields_read)
         return
-    heads = train.options.get("heads", GPT_HEADS)
+    heads = train.options.get("heads", GptOptions().heads)
     if train.model_parallel is not None and isinstance(heads, int) and heads % train.model_parallel:
         message = (
             f"must divide the {heads} heads of gpt's attention (options.heads), found "
@@ -144,7 +145,7 @@ def _stages(spec: Spec) -> Iterator[Violation]:
         or not train.model_parallel
     ):
         return
-    layers = train.options.get("layers", GPT_LAYERS)
+    layers = train.options.get("layers", GptOptions().layers)
     parts = 4 if train.workload == "digits" else layers + 2 if isinstance(layers, int) else None
     if parts is not None and train.model_parallel > parts:
         message = (
@@ -505,17 +506,29 @@ def _standby_nodes(spec: Spec) -> Iterator[Violation]:
 
 
 def _workload(spec: Spec) -> Iterator[Violation]:
-    if spec.train is None or spec.train.workload in SHIPPED_WORKLOADS:
+    if spec.train is None:
+        return
+    if model := OPTIONS.get(spec.train.workload):
+        try:
+            model.model_validate(spec.train.options)
+        except ValidationError as error:
+            for at, words in explain(model, error):
+                name, names = at.rpartition(".")[2], names_of(model)
+                near = "" if name in names else _find_nearest(name, names)
+                yield Violation(words, at, ("train.workload", at), near)
         return
     module, colon, name = spec.train.workload.partition(":")
     if colon and all(part.isidentifier() for part in module.split(".")) and name.isidentifier():
         return
-    from difflib import get_close_matches
-
-    near = get_close_matches(spec.train.workload[:64].lower(), SHIPPED_WORKLOADS, n=1)
     yield Violation(
         f"must be {' or '.join(SHIPPED_WORKLOADS)}, or module:Class",
         "train.workload",
         ("train.workload",),
-        near[0] if near else "",
+        _find_nearest(spec.train.workload.lower(), SHIPPED_WORKLOADS),
     )
+
+
+def _find_nearest(word: str, names: Sequence[str]) -> str:
+    from difflib import get_close_matches  # a valid job needs none
+
+    return "".join(get_close_matches(word[:64], names, n=1))

@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench.gpu.precision import flops_per_token, utilization
 from bench.gpu.training import SHAPES, fit
-from kdist_trainer.workloads.gpt import GptOptions, Transformer
+from kdist_trainer.config.workload_options import GptOptions
+from kdist_trainer.workloads.gpt import Transformer
 
 
 @pytest.mark.parametrize(

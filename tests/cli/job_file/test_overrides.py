@@ -52,9 +52,9 @@ def refusal_of(*options: str) -> str:
             {"seconds": None, "steps": 5},
         ),
         (
-            "spec.train.options.model.layers=[1, 2]",
+            "spec.train.options.width=2",
             ("train", "options"),
-            {"model": {"layers": [1, 2]}},
+            {"width": 2},
         ),
         (
             'spec.nodeSelector["example.com/disk"]=ssd',

@@ -296,7 +296,8 @@ def test_a_script_with_arguments_is_valid() -> None:
 
 
 def test_plain_values_reach_the_workload_as_they_are() -> None:
-    text = JOB + "    options: {deep: [{a: null, b: [1, 2.5, yes, 012, 2026-01-01]}], 1: one}\n"
+    text = JOB.replace("workload: digits", "workload: a:B")
+    text += "    options: {deep: [{a: null, b: [1, 2.5, yes, 012, 2026-01-01]}], 1: one}\n"
     train = load_text(text, source="job.yaml").spec.train
     assert train is not None
     options: dict[str, Any] = dict(train.options)

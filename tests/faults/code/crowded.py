@@ -15,8 +15,9 @@ import torch.distributed as dist
 from paused import hold_storage
 from torch import Tensor, nn
 
+from kdist_trainer.config.workload_options import DigitsOptions
 from kdist_trainer.workload import Workload, WorkloadContext
-from kdist_trainer.workloads.digits import Digits, DigitsOptions
+from kdist_trainer.workloads.digits import Digits
 
 
 class CrowdedOptions(DigitsOptions):

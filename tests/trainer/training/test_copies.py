@@ -25,7 +25,6 @@ from kdist_trainer.training.builder import RankRuntime, assemble
 from kdist_trainer.training.regroup import load_workload
 from kdist_trainer.training.sync import StopFlag
 from kdist_trainer.workload import Workload
-from kdist_trainer.workloads.gpt import GptOptions
 from tests.trainer.training.cells import document
 from tests.trainer.training.group import RankFailed, run_group
 from tests.trainer.training.tasks import Small, describe, train_here
@@ -75,14 +74,13 @@ def test_a_sample_that_two_ranks_compute_together_counts_once(tmp_path: Path) ->
     assert run_group(count, 2, described, tmp_path) == [16, 0]
 
 
-def test_the_command_line_knows_which_workloads_have_a_plan_and_how_many_heads_there_are() -> None:
+def test_the_command_line_knows_which_workloads_have_a_plan() -> None:
     able = [
         name
         for name in workloads.shipped()
         if workloads.load(name).tensor_plan is not Workload.tensor_plan
     ]
     assert tuple(able) == validators.TENSOR_WORKLOADS
-    assert GptOptions().heads == validators.GPT_HEADS
 
 
 class Misspelt(Small):

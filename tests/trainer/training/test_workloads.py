@@ -149,7 +149,9 @@ def test_unknown_and_wrong_options_are_all_named() -> None:
     with pytest.raises(ConfigError) as caught:
         Digits(WorkloadContext({"width": 0, "widht": 8}))
     assert "train.options.width" in str(caught.value)
-    assert "train.options.widht" in str(caught.value)
+    assert "train.options.widht: the workload has no such option, only width, dropout" in str(
+        caught.value
+    )
 
 
 def test_digits_are_split_the_same_way_every_time_and_no_scan_is_in_both() -> None:

@@ -315,7 +315,12 @@ class Training(ConfigModel):
         description=("Workload to train: digits, gpt, or module:Class from the image or from code.")
     )
     options: dict[str, JsonValue] = Field(
-        {}, max_length=256, description="Options passed to the workload unchanged."
+        {},
+        max_length=256,
+        description=(
+            "Options passed to the workload unchanged. digits has width and dropout; gpt has "
+            "layers, width, heads, block, dropout and corpusBytes."
+        ),
     )
     epochs: Count | None = Field(
         None,

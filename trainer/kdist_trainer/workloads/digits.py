@@ -14,29 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from kdist_trainer.config import ConfigModel
+from kdist_trainer.config.workload_options import DigitsOptions
 from kdist_trainer.errors import DataError
 from kdist_trainer.workload import Split, Sums, Workload, WorkloadContext
 
 SCANS = 1797
 TEST_SAMPLES = 360
-
-
-class DigitsOptions(ConfigModel):
-    """Options of the workload `digits`."""
-
-    width: int = Field(
-        32,
-        ge=1,
-        le=4096,
-        description="width: channels of the first convolution; the second has twice as many.",
-    )
-    dropout: float = Field(0.1, ge=0, lt=1, description="dropout before the last layer.")
 
 
 class Digits(Workload):

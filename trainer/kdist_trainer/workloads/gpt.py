@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kdist_trainer.config import ConfigModel
+from kdist_trainer.config.workload_options import GptOptions
 from kdist_trainer.errors import ConfigError, DataError
 from kdist_trainer.workload import Samples, Split, Workload, WorkloadContext
 
@@ -26,32 +25,6 @@ if TYPE_CHECKING:
 BYTES = 256
 TEST_SHARE = 20
 """The last 1/20 of the bytes is the test split."""
-
-
-class GptOptions(ConfigModel):
-    """Options of the workload `gpt`."""
-
-    layers: int = Field(2, ge=1, le=1024, description="layers of attention and feed-forward.")
-    width: int = Field(
-        128, ge=8, le=65_536, description="width of the residual stream; a multiple of heads."
-    )
-    heads: int = Field(4, ge=1, le=1024, description="heads of each attention.")
-    block: int = Field(
-        128,
-        ge=2,
-        le=65_536,
-        description="block: bytes that the model sees at once, and the length of a sample.",
-    )
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout in each layer.")
-    corpus_bytes: int = Field(
-        4 * 2**20, ge=1024, le=2**40, description="corpusBytes of source text to use at most."
-    )
-
-    @model_validator(mode="after")
-    def _divisible(self) -> GptOptions:
-        if self.width % self.heads:
-            raise ValueError(f"width ({self.width}) must be a multiple of heads ({self.heads})")
-        return self
 
 
 class Attention(nn.Module):

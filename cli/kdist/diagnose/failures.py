@@ -93,16 +93,21 @@ def find_memory_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     ]
     evidence += [f"its ranks: {ranks}"] if ranks else []
     evidence += [f"{name_pods(others)} only lost their peer"] if others else []
+    previous = ["--previous"] if pod.ended is None else []
+    answers = any(ctx.seen.reports.values())
     return Diagnosis(
         "out-of-memory",
         (
             f"{name_pods([each for each, _ in hit])} used more memory than the limit{had} and "
-            "was killed"
+            f"{'was' if len(hit) == 1 else 'were'} killed"
         ),
         "failed" if ctx.status.phase is Phase.FAILED else "blocked",
         tuple(evidence),
         f"{_MEMORY_FIX}; /dev/shm counts too",
-        (ctx.kdist("logs", "--pod", pod.name, "--previous"), ctx.kdist("top", "-o", "prom")),
+        (
+            ctx.kdist("logs", "--pod", pod.name, *previous),
+            ctx.kdist("top", "-o", "prom") if answers else ctx.kdist("events"),
+        ),
     )
 
 
@@ -150,15 +155,15 @@ def _has_trained(ctx: DiagnosticContext, pod: Pod) -> bool:
 def find_failure(ctx: DiagnosticContext) -> Diagnosis | None:
     """The cause of the exit record: the root cause over all ranks."""
     record = ctx.status.exit_record
-    if record is None or record.cause == "node_lost":
+    if record is None or record.cause in ("node_lost", "rendezvous"):
         return None
     return _explain_record(ctx, record)
 
 
 def find_lost_peers(ctx: DiagnosticContext) -> Diagnosis | None:
-    """An exit record says only that peers were lost, and nothing else was found."""
+    """An exit record says only that peers were lost or never came, and nothing else was found."""
     record = ctx.status.exit_record
-    if record is None or record.cause != "node_lost":
+    if record is None or record.cause not in ("node_lost", "rendezvous"):
         return None
     return _explain_record(ctx, record)
 
@@ -178,13 +183,17 @@ def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | N
         collective=collective,
     )
     severity: Severity = "failed" if ctx.status.phase is Phase.FAILED else "blocked"
-    if record.cause == "config" and "Extra inputs are not permitted" in record.message:
-        fix = (
-            "the image has another trainer version than this kdist: rebuild the image, "
-            "and set spec.image"
-        )
-    if fix == CAUSES["mismatch"].advice and (found := re.search(r"; ([^;]+)$", record.message)):
-        fix = found[1]
+    is_unknown = "Extra inputs are not permitted" in record.message
+    if record.cause == "config" and is_unknown and "train.options." not in record.message:
+        fix = "kdist-trainer has another version than this kdist: install the same"
+        if ctx.status.location == "cluster":
+            fix = (
+                "the image has another trainer version than this kdist: rebuild the image, "
+                "and set spec.image"
+            )
+    way_out = re.search(r"; ([^;]*--[a-z][^;]*)$", record.message)
+    if fix == CAUSES["mismatch"].advice and way_out:
+        fix = way_out[1]
     # where the container has started again, the record is of the instance before
     pod = next((each for each in ctx.pods if each.name == record.node), None)
     previous = ["--previous"] if pod is not None and pod.ended is None else []

@@ -288,6 +288,8 @@ def _find_deleted(ctx: DiagnosticContext) -> Iterator[_Loss]:
             continue  # an elastic job may never have had it
         elif index not in places:
             yield _Loss(f"#{index}", index, f"the pod of index {index} exists no longer", "")
+        elif any(pod.over and pod.index == index for pod in ctx.pods):
+            continue  # nor is the one before it gone
         elif (
             newest is not None  # it has come after the others, and has only just started
             and ctx.stuck

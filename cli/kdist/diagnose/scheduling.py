@@ -251,6 +251,11 @@ _CONSTRAINTS: tuple[tuple[str, str, str], ...] = (
         "add the taint to spec.tolerations, or use nodes without it",
     ),
     (
+        "pod anti-affinity",
+        "nodes hold a pod that this one must not share a node with (pod anti-affinity)",
+        "add a node, use fewer (spec.nodes), or change the affinity in spec.podTemplate",
+    ),
+    (
         "affinity/selector",
         "no node has the labels of spec.nodeSelector",
         "change spec.nodeSelector, or label nodes",

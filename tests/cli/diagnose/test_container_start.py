@@ -291,6 +291,17 @@ def tainted(name: str, key: str, **labels: str) -> Document:
     return found
 
 
+def test_pods_that_exclude_each_other_come_before_a_control_planes_taint() -> None:
+    printed = (
+        "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 node(s) didn't match pod "
+        "anti-affinity rules. preemption: 0/3 nodes are available: 1 Preemption is not helpful."
+    )
+    known = nodes(tainted("master", CONTROL_PLANE), node("worker-1"), node("worker-2"))
+    found = diagnose(scene([unscheduled(0, printed)], nodes=known))
+    assert "no node: nodes hold a pod that this one must not share" in found.sentence
+    assert found.fix.startswith("add a node, use fewer (spec.nodes)")
+
+
 @pytest.mark.parametrize("taint", ["(s)", f" {{{CONTROL_PLANE}: }}"])
 def test_a_selector_is_named_before_a_control_planes_taint(taint: str) -> None:
     seen = choosing(MIXED.format(taint), tainted("master", CONTROL_PLANE), node("worker-1"))

@@ -56,7 +56,9 @@ def failed_alone(*pods: Document) -> Snapshot:
 LABEL = "ValueError: label 12 is out of range"
 DEALT = "train.globalBatch: 3 samples cannot be dealt"
 UNKNOWN_KEY = "train.gradSpikeFactor Extra inputs are not permitted"
-FOREIGN = "another model or optimizer; give the job a folder of its own"
+FOREIGN = "another model or optimizer; give the job a folder of its own, or --fresh"
+SHAPES = "another model: a.weight is (1,) instead of (2,); b.weight is (3,) instead of (4,)"
+OPTION = "train.options.dim: Extra inputs are not permitted"
 SPENT = "restart limit reached: 10 restarts without progress; the last failure: SIGKILL"
 EXITED = "rank 1 exited with code 1"
 UNLOADABLE = "UnloadableStateError: state.fn is a function"
@@ -77,6 +79,8 @@ CASES = [
     (failed(64, "config", UNKNOWN_KEY), "config", ["another trainer version"]),
     (failed(65, "data", "the data set is empty"), "data", ["empty"]),
     (failed(73, "mismatch", FOREIGN), "mismatch", ["give the job a folder of its own"]),
+    (failed(73, "mismatch", SHAPES), "mismatch", ["another checkpoint folder", "--fresh"]),
+    (failed(64, "config", OPTION), "config", ["change job.yaml"]),
     (failed(74, "nan", "the loss is nan"), "nan", ["learning rate"]),
     (failed(75, "budget", SPENT), "budget", ["maxRestarts"]),
     (failed(71, "oom_device", "CUDA out of memory"), "oom-device", ["microBatch"]),
@@ -109,6 +113,14 @@ def test_the_end_is_explained_with_its_way_out(
     assert [word for word in words if word not in reported] == []
     assert found.fix
     assert found.commands
+
+
+def test_what_to_change_before_a_checkpoint_fits_again_names_the_ways_out() -> None:
+    told = failed(73, "mismatch", f"{SHAPES}; take another folder, or --fresh", rerun="fixed")
+    found = diagnose(told)
+    assert found.fix == "take another folder, or --fresh"
+    assert found.change == "do what the fix says"
+    assert "instead of" not in diagnose(failed(73, "mismatch", SHAPES, rerun="fixed")).fix
 
 
 def test_memory_of_one_rank_comes_before_the_peers_that_lost_it() -> None:

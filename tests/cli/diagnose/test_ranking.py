@@ -18,12 +18,15 @@ from tests.cli.status.objects import (
     container,
     ended_pod,
     pod,
+    record,
     report,
     terminated,
+    unscheduled,
     waiting,
 )
 
 FIRST, SECOND = "digits-0-abcde", "digits-1-abcde"
+STARTED = {"running": {"startedAt": at(6)}}
 AWAY = event(
     "FailedCreate",
     "Error creating: Internal error occurred: failed calling webhook "
@@ -56,6 +59,28 @@ def test_a_webhook_that_is_away_is_the_cause_where_a_pod_is_missing() -> None:
     found = diagnose(stuck(pod(0), ended_pod(1, 137, "OOMKilled"), events=(AWAY,)))
     assert found.cause == "webhook-away"
     assert [each.cause for each in found.also][:1] == ["out-of-memory"]
+
+
+def test_a_pod_that_finds_no_node_is_the_cause_and_not_the_rendezvous_that_it_misses() -> None:
+    told = record(201, "rendezvous", message="fewer than 2 nodes joined within 40 s")
+    late = unscheduled(1, "0/1 nodes are available: 1 Insufficient cpu.")
+    found = diagnose(scene([ended_pod(0, 201, record=told), late]))
+    assert (found.cause, found.also) == ("unschedulable", ())
+
+
+def test_of_pods_that_a_workload_makes_again_the_commands_are_those_that_work() -> None:
+    names = (FIRST, "digits-0-bcdef")
+    old = [ended_pod(0, 137, "OOMKilled", name=name) for name in names]
+    new = pod(0, name="digits-0-cdefg", containerStatuses=[container(state=STARTED, ready=True)])
+    new["metadata"]["creationTimestamp"] = at(8)
+    found = diagnose(scene([*old, new, pod(1)], reports={}))
+    assert found.cause == "out-of-memory"
+    assert "were killed" in found.sentence
+    assert found.commands == (
+        f"kdist logs digits -n ml --pod {FIRST}",
+        "kdist events digits -n ml",
+    )
+    assert "pod-lost" not in [each.cause for each in found.also], "what ended it is known"
 
 
 def test_a_webhook_that_keeps_a_job_from_growing_comes_after_what_ails_its_pods() -> None:

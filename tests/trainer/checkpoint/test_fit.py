@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from kdist_trainer.checkpoint import reader
 from kdist_trainer.checkpoint.manifest import CheckpointDirectory, UnloadableStateError
 from kdist_trainer.errors import CheckpointMismatchError
 from tests.trainer.checkpoint.states import (
@@ -65,6 +67,14 @@ def test_another_model_is_refused_naming_what_differs(
     with pytest.raises(CheckpointMismatchError, match=printed):
         open_store(root, generation=2).load(tensors, fingerprint=FINGERPRINT)
     assert digest_of(tensors) == before
+
+
+def test_the_options_of_the_model_that_was_saved_and_the_ways_out_are_named(root: Path) -> None:
+    folder = CheckpointDirectory(root).committed()[-1].path
+    saved = replace(reader.inspect(folder), job={"train": {"options": {"width": 32}}})
+    printed = r"\(train.options were {'width': 32}\): .*another checkpoint folder, or .*--fresh"
+    with pytest.raises(CheckpointMismatchError, match=printed):
+        reader.check_fit(folder, saved, {}, fingerprint=FINGERPRINT)
 
 
 def test_a_value_that_could_not_be_read_back_is_refused_when_it_is_saved(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ GENERAL: Final[dict[Cause, Words]] = {
     ),
     Cause.MISMATCH: Words(
         "the checkpoint or the data does not fit this job: {message}",
-        "do what the message says, or use another checkpoint folder",
+        "go back to the model, options and data that the checkpoint was made with, give the job "
+        "another checkpoint folder, or start again with --fresh",
     ),
     Cause.NAN: Words(
         "the loss is not finite: {message}",

@@ -546,9 +546,13 @@ def check_fit(
     }
     if problems := find_misfits(shapes_of(flat), saved):
         more = f" and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
+        train = found.job.get("train")
+        options = train.get("options") if isinstance(train, dict) else None
+        made = f" (train.options were {str(options)[:400]})" if options else ""
         raise CheckpointMismatchError(
-            f"checkpoint {folder} is of another model or optimizer: "
-            f"{'; '.join(problems[:_MAX_PROBLEMS])}{more}"
+            f"checkpoint {folder} is of another model or optimizer{made}: "
+            f"{'; '.join(problems[:_MAX_PROBLEMS])}{more}; train the model that it was made with, "
+            "give the job another checkpoint folder, or start again with --fresh"
         )
 
 

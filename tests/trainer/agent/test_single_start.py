@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from kdist_trainer.config import TrainConfig
+from kdist_trainer.agent.coordination import Generation
+from kdist_trainer.agent.restart_policy import final_failure
+from kdist_trainer.config import Cause, Exit, TrainConfig
+from kdist_trainer.config.exit_codes import Fault
+from kdist_trainer.config.train_config import RESTARTS
+from kdist_trainer.ipc.failure import Failure
 from tests.trainer.agent.lab import Lab, descendants, kill
 from tests.trainer.rendezvous.api_server import ApiServer
 
@@ -69,6 +74,26 @@ def test_a_killed_rank_ends_a_script_that_cannot_continue(tmp_path: Path) -> Non
         assert "maxRestarts" in rule["message"]
         assert not lab.events("node-0", "restarting")
         assert len(lab.ledger("failure")) == 1
+
+
+def test_an_error_that_the_script_raises_keeps_its_code_and_its_words(tmp_path: Path) -> None:
+    text = PLAIN.partition("while")[0] + "raise RuntimeError('no label map')"
+    with begin(tmp_path, "node-0", text=text) as lab:
+        assert lab.end("node-0") == 70
+        record = lab.record("node-0")
+        assert (record["cause"], record["code"]) == ("user_code", 70)
+        assert record["message"].startswith("RuntimeError: no label map; ")
+        assert NOT_AGAIN in record["message"]
+
+
+def test_an_error_of_the_script_keeps_its_code_where_no_restart_is_allowed() -> None:
+    error = Failure(Cause.USER_CODE, Exit.USER, True, "RuntimeError: a", fault=Fault.UNKNOWN)
+    for count, expected in ((1, (Cause.USER_CODE, Exit.USER)), (2, (Cause.BUDGET, Exit.BUDGET))):
+        counts = {RESTARTS: count}
+        after = Generation(2, "failure", [], counts=counts, exhausted=True, over="limit reached")
+        ended = final_failure(error, after, after.over, collectives=())
+        assert (ended.cause, ended.code) == expected
+        assert ended.message == (error.message if count == 1 else "limit reached")
 
 
 @pytest.mark.sampled

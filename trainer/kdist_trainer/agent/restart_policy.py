@@ -221,12 +221,13 @@ def final_failure(
     last: Failure, generation: Generation, message: str, *, collectives: tuple[str, ...]
 ) -> Failure:
     """The failure that ends the run instead of `generation`, after `last`: the user's and what is
-    in no table keep their name if they came back alike, and are final; others have exhausted the
-    limit of restarts.
+    in no table keep their name if they came back alike, and are final, as an error that the user's
+    code raised is where no restart is allowed; others have exhausted the limit of restarts.
     """
     is_alike = 0 < alike_limit(last) <= generation.repeats
     kept = last.fault in (Fault.USER, Fault.UNKNOWN, Fault.KDIST) and last.cause in _KEEP_NAME
-    named = is_alike and kept
+    is_only = kept and last.cause is Cause.USER_CODE and generation.restarts == 1
+    named = is_only or (is_alike and kept)
     if generation.slow_start and not named:
         last = replace(last, signature=SLOW_START, advice=SLOW.advice)
     return replace(
@@ -234,7 +235,7 @@ def final_failure(
         cause=last.cause if named else Cause.BUDGET,
         code=Exit.USER if named else Exit.BUDGET,
         primary=True,
-        message=message,
+        message=last.message if is_only else message,
         collectives=collectives,
         rerun=Rerun.FIXED if named else last.rerun,
     )
@@ -258,7 +259,8 @@ _RETRY_SECONDS, _POLL_SECONDS = 5.0, 0.1
 def end_for_good(failure: Failure, refusal: str) -> Failure:
     """The failure that ends the job, with the reason why it is not started again."""
     message = f"{failure.message}; {refusal}"
-    return replace(failure, code=Exit.BUDGET, primary=True, message=message)
+    code = Exit.USER if failure.cause is Cause.USER_CODE else Exit.BUDGET
+    return replace(failure, code=code, primary=True, message=message)
 
 
 def judge(

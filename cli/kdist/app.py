@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -178,23 +179,24 @@ class Commands(click.Group):
         if "_KDIST_COMPLETE" in os.environ:
             _prepare_completion()
         words = list(sys.argv[1:] if args is None else args)
-        console.answer.begin(_guess_output(words))
+        console.answer.begin(*_guess_output(words))
         try:
             code = super().main(
                 words, prog_name or "kdist", complete_var, standalone_mode=False, **extra
             )
-        except Exception as error:  # noqa: BLE001 - every error becomes text and an exit code here
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error becomes text and an exit code here
             code = report(error)
-        except KeyboardInterrupt:
-            code = report(click.Abort())
         sys.exit(int(code) if isinstance(code, int) else Code.OK)
 
 
-def _guess_output(words: Sequence[str]) -> str:
-    """The format that a command line seems to ask for, in case it cannot be read."""
-    own = words[: words.index("--")] if "--" in words else words
-    found = re.search("\0(-o\0?|--output[\0=])json\0", "\0".join(["", *own, ""]))
-    return "json" if found else ""
+def _guess_output(words: Sequence[str]) -> tuple[str, bool]:
+    """The format that a command line seems to ask for, in case it cannot be read, and whether with
+    one document per line.
+    """
+    own = "\0".join(["", *(words[: words.index("--")] if "--" in words else words), ""])
+    stream = "\0(-w|--watch|port-forward)\0|\0logs\0(.*\0)?(-f|--follow)\0"
+    is_json = re.search("\0(-o\0?|--output[\0=])json\0", own)
+    return "json" if is_json else "", re.search(stream, own) is not None
 
 
 def _prepare_completion() -> None:
@@ -208,7 +210,7 @@ def _prepare_completion() -> None:
         os.dup2(silence, 2)
 
 
-def report(error: Exception) -> int:
+def report(error: BaseException) -> int:
     """Print an error for a person, and for a program that asked for JSON; return the exit code."""
     if os.environ.get("KDIST_DEBUG"):
         import traceback
@@ -220,9 +222,13 @@ def report(error: Exception) -> int:
     if isinstance(error, BrokenPipeError):  # the reader (`| head`) has gone
         console.drop_results()
         return Code.ERROR
-    if isinstance(error, click.Abort):
-        problem = KdistError("interrupted", code=Code.INTERRUPTED)
-        console.message("Interrupted.")
+    if isinstance(error, (click.Abort, KeyboardInterrupt)):
+        known = (each for each in (error.__cause__ or error).args if isinstance(each, int))
+        number = next(known, signal.SIGINT)
+        is_key = number == signal.SIGINT
+        what = "interrupted" if is_key else f"ended by {signal.Signals(number).name}"
+        problem = KdistError(what, code=Code(128 + number))
+        console.message(f"{what[0].upper()}{what[1:]}.")
     else:
         problem = _explain(error)
         console.error(problem)
@@ -230,7 +236,7 @@ def report(error: Exception) -> int:
     return problem.code
 
 
-def _explain(error: Exception) -> KdistError:
+def _explain(error: BaseException) -> KdistError:
     """The error in words, with its exit code."""
     if isinstance(error, KdistError):
         if error.code == Code.FORBIDDEN:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -39,17 +40,40 @@ class Answer:
         output: the format that `-o` has chosen; until options are read, what it seems to choose.
         given: whether a document was printed.
         warnings: those that no document has repeated yet.
+        stream: whether it seems to be one document per line.
+        place: the options that choose its cluster and user, for the commands that it suggests.
     """
 
-    def begin(self, output: str) -> None:
+    def begin(self, output: str, stream: bool = False) -> None:
         """Forget the invocation before this one."""
         self.output, self.given, self.warnings = output, False, list[str]()
+        self.stream, self.place = stream, ""
 
     def __init__(self) -> None:
         self.begin("")
 
 
 answer = Answer()
+_ASKING = re.compile(
+    r"\b(?:kdist|kubectl) (?=(?:-n|annotate|apply|bench|checkpoints|config|cordon|create|delete|"
+    r"describe|diff|doctor|drill|events|exec|get|logs|port-forward|profile|recover|report|restart|"
+    r"resume|scale|status|suspend|top|uncordon|wait|why)\b)"
+)
+"""The commands that ask a cluster, as texts suggest them."""
+_SUGGESTING = frozenset(
+    ("nextCommand", "commands", "message", "hint", "fix", "change", "sentence", "warnings")
+)
+
+
+def name_place(value: Any, key: str = "hint") -> Any:
+    """A text, or the fields of a document that suggest commands, with the options of the place."""
+    if isinstance(value, dict):
+        return {name: name_place(each, name) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [name_place(each, key) for each in value]
+    if isinstance(value, str) and key in _SUGGESTING and answer.place:
+        return _ASKING.sub(lambda found: f"{found[0]}{answer.place} ", value)
+    return value
 
 
 def wants_color() -> bool | None:
@@ -96,9 +120,11 @@ def emit(value: Any, *, output: str, kind: str = "", name: str = "", stream: boo
     """
     if kind:
         value = {"apiVersion": CLI_API_VERSION, "kind": kind, **value}
-    if answer.warnings and value.get("apiVersion") == CLI_API_VERSION:
+    is_own = value.get("apiVersion") == CLI_API_VERSION
+    if answer.warnings and (is_own or value.get("kind") == "List"):
         found = [*value.get("warnings", ()), *answer.warnings]
         value, answer.warnings = {**value, "warnings": list(dict.fromkeys(found))}, []
+    value = name_place(value) if is_own else value
     if output == "json":
         answer.given = True
         text = encode_json(value, indent=None if stream else 2, ensure_ascii=False)
@@ -161,7 +187,7 @@ def paragraph(text: str, *, start: str = "") -> None:
 def _wrap(text: str, start: str, stream: IO[str]) -> list[str]:
     """The lines of a text; none but the first begins where a line of its own would."""
     width, margin = _width(stream), len(terminal.unstyle(start))
-    text = terminal.visible(text, keep="\n\t")
+    text = terminal.visible(name_place(text), keep="\n\t")
     if width is None:
         first, *others = text.split("\n")
     elif len(text) + margin <= width and "\n" not in text:
@@ -184,7 +210,7 @@ def _width(stream: IO[str]) -> int | None:
 
 def message(text: str) -> None:
     """Print a message to stderr, above a live view; what follows a line break is indented."""
-    text = text.replace("\n", "\n  ")
+    text = name_place(text).replace("\n", "\n  ")
     if _drawn:
         from rich.text import Text
 
@@ -272,7 +298,7 @@ def fail(problem: KdistError) -> None:
     """Print an error for a program that has asked for JSON and has no document yet."""
     if answer.output == "json" and not answer.given:
         with suppress(OSError):  # whoever read it is gone
-            emit(problem.to_document(), kind="Error", output="json")
+            emit(problem.to_document(), kind="Error", output="json", stream=answer.stream)
 
 
 def error(problem: KdistError) -> None:

@@ -24,7 +24,9 @@ class Code(IntEnum):
     FORBIDDEN = 7
     JOB_FAILED = 10
     JOB_CANCELLED = 11
+    HUNG_UP = 129
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 class KdistError(Exception):

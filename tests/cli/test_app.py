@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -41,7 +43,9 @@ MEANINGS = {
     Code.FORBIDDEN: "permission|right",
     Code.JOB_FAILED: "failed",
     Code.JOB_CANCELLED: "stopped|not confirmed",
+    Code.HUNG_UP: "SIGHUP",
     Code.INTERRUPTED: "interrupted|Ctrl-C",
+    Code.TERMINATED: "SIGTERM",
 }
 # what a file without problems, `--set` or code needs nothing of
 UNUSED = {
@@ -128,7 +132,7 @@ def test_the_exit_codes_in_help_texts_are_those_of_the_errors() -> None:
             for code in map(Code, map(int, numbers.split(", "))):
                 assert re.search(MEANINGS.get(code, ""), words), (name, code, words)
                 shown.add(code.name)
-    assert shown > {code.name for code in MEANINGS if code is not Code.INTERRUPTED}
+    assert shown > {code.name for code in MEANINGS if code < 128}
 
 
 @pytest.mark.parametrize(
@@ -148,6 +152,55 @@ def test_ctrl_c_leaves_no_traceback(moment: str) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_with_its_code_and_a_document(number: signal.Signals) -> None:
+    program = (
+        "import signal, sys\nfrom kdist import __main__, job_file\n"
+        f"job_file.load_files = lambda *_, **__: signal.raise_signal({int(number)})\n"
+        "sys.argv = ['kdist', 'validate', 'job.yaml', '-o', 'json']\n__main__.main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    error = json.loads(ended.stdout)
+    assert (ended.returncode, error["exitCode"]) == (128 + number, 128 + number)
+    assert error["message"] == f"ended by {number.name}"
+    assert ended.stderr.strip() == f"Ended by {number.name}."
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_closed_stream_is_no_traceback(closed: str) -> None:
+    command = f"exec {sys.executable} -m kdist explain spec.nodse {closed}"
+    ended = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (4, "")
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (("logs", "digits", "-f"), 1),
+        (("events", "digits", "--watch"), 1),
+        (("status", "digits", "-w"), 1),
+        (("status", "-f", "job.yaml"), 10),
+    ],
+)
+def test_an_error_is_one_line_where_documents_are(
+    words: tuple[str, ...],
+    lines: int,
+    kdist: Kdist,
+    job_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(job_file.with_name("none")))
+    told = kdist(*words, "-o", "json")
+    assert json.loads(told.stdout)["kind"] == "Error"
+    assert told.stdout.count("\n") >= lines
+    assert (told.stdout.count("\n") == 1) == (lines == 1)
 
 
 def test_the_version_is_one_line(kdist: Kdist) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from rich.text import Text
 
-from kdist import console
+from kdist import app, console
 from kdist.errors import InvalidJobError, KdistError, Problem
 from tests.cli.terminal.test_text import is_harmless
 
@@ -127,3 +127,38 @@ def test_a_live_view_and_what_is_printed_above_it_show_no_control_character(
     left = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]|\r", "", shown)  # of rich: styles and the cursor
     assert is_harmless(left.replace("\n", ""))
     assert r"\x1b]0;t\x07\x9b31m\u202e\x85" in left.replace("\n", "")
+
+
+def test_suggested_commands_keep_the_place_that_the_options_choose(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console.answer.begin("json")
+    console.answer.place = "--context prod --as ann"
+    hint = "`kdist delete a` keeps what kdist needs; see `kdist explain spec` or kdist doctor"
+    problem = KdistError("x", hint=hint, next_command="kdist apply J -n ml && kdist why a")
+    console.error(problem)
+    console.fail(problem)
+    console.emit({"commands": ["kubectl cordon n", "kdist explain spec"]}, kind="K", output="json")
+    reported = capsys.readouterr()
+    kdist = "kdist --context prod --as ann"
+    hint = f"`{kdist} delete a` keeps what kdist needs; see `kdist explain spec` or {kdist} doctor"
+    command = f"{kdist} apply J -n ml && {kdist} why a"
+    assert reported.err == f"Error: x\nHint: {hint}\nNext: {command}\n"
+    error, _, other = reported.out.partition("}\n")
+    found = json.loads(error + "}")
+    assert (found["hint"], found["nextCommand"]) == (hint, command)
+    commands = ["kubectl --context prod --as ann cordon n", "kdist explain spec"]
+    assert json.loads(other)["commands"] == commands
+    console.answer.begin("")
+
+
+def test_the_commands_that_keep_the_place_are_those_that_have_its_options() -> None:
+    console.answer.place = "--context prod"
+    names = [name for section in app.sections().values() for name in section]
+    for name in names:
+        command = app.load_command(name)
+        below = (command, *getattr(command, "commands", {}).values())
+        able = any(each.name == "context" for one in below for each in one.params)
+        kept = console.name_place(f"kdist {name} a") != f"kdist {name} a"
+        assert (name, kept) == (name, able)
+    console.answer.begin("")

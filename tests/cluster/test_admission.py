@@ -143,7 +143,7 @@ def test_pod_security_that_refuses_is_named_with_what_it_complains_of(
     for kind in RESOURCE:
         file = namespace.home / "jobs" / f"{kind}.yaml"
         rendered = deploy.make_plan(None, load_file(str(file)), base=file.parent).manifests
-        namespace.send("apply", "--server-side", stdin=text.to_json(rendered))
+        namespace.send("apply", "--server-side", stdin=text.to_yaml(rendered))
     for kind in RESOURCE:
         expect(
             namespace,

@@ -23,10 +23,12 @@ Every command takes `-o json`. Standard output then is one JSON document with `a
 its line and column. A list without items is `[]`, what is not known is `null`, and a number \
 that JSON does not have is the text `"nan"`, `"inf"` or `"-inf"`. Decide by the exit code, then \
 by the fields; sentences are for people and may change. `warnings` has those that standard error \
-shows, so no program needs to read that.
+shows, so no program needs to read that. Commands that a document suggests \
+keep the options that chose the cluster and the user.
 
 - With `-w`, and `logs -f`, `port-forward`: one document per line, as things change. An `Error` \
-follows only if nothing was printed before it; the exit code says the rest.
+follows only if nothing was printed before it, as a line of its own; the exit code says the rest. \
+A command that waits and gets SIGTERM or SIGHUP ends likewise, with exit code 143 or 129.
 - Nothing asks a question unless standard input is a terminal; `--yes` answers beforehand.
 - `--timeout` bounds every wait, and `--dry-run=client` shows a change that is not made.
 - A job that failed is no error of `kdist status` and `kdist why`, which say so; it is one of \

@@ -18,7 +18,9 @@ _CODES = {
     Code.FORBIDDEN: "the cluster denies it: a permission is missing",
     Code.JOB_FAILED: "the job failed",
     Code.JOB_CANCELLED: "the job was stopped before its end; `kdist status` says what is saved",
+    Code.HUNG_UP: "ended by SIGHUP",
     Code.INTERRUPTED: "interrupted by Ctrl-C",
+    Code.TERMINATED: "ended by SIGTERM",
 }
 _EXITS = {
     Exit.DONE: "the training is complete",

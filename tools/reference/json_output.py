@@ -426,7 +426,7 @@ def render() -> str:
         fields_of_kind = _fields_of(kind.shape) if is_dataclass(kind.shape) else kind.shape
         version = {"List": ("v1",), "Event": ("v1", CLI_API_VERSION)}.get(name, (CLI_API_VERSION,))
         shape = {"apiVersion": OneOf(version), "kind": OneOf((name,)), **fields_of_kind}
-        if name != "List" and "warnings" not in shape:
+        if "warnings" not in shape:
             shape["warnings?"] = [str]
         text = f"{kind.text[0].upper()}{kind.text[1:]}: `kdist {kind.commands}`."
         definitions[name] = {"description": text, **_schema(shape, definitions)}

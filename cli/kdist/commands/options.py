@@ -46,6 +46,14 @@ def find_place(
     from kdist.job.find import Place
 
     login = {} if invocation is None else invocation.meta.get(LOGIN, {})
+    chosen = (
+        ("--context", context),
+        ("--kubeconfig", login.get("login_kubeconfig")),
+        ("--as", login.get("login_as")),
+        *(("--as-group", group) for group in login.get("login_as_group", ())),
+    )
+    words = (f"{option} {shlex.quote(value)}" for option, value in chosen if value)
+    console.answer.place = " ".join(words)
     return Place(
         namespace,
         context,

@@ -76,9 +76,10 @@ def command(
     for folder in (plan.folder for plan in plans if plan.folder is not None):
         console.message(folder.describe())
     shown = _choose([each for plan in plans for each in plan.manifests], claims, file)
-    console.document(
-        text.to_json(shown) if output == "json" else text.to_yaml(shown, annotate=annotate)
-    )
+    if output == "json":
+        console.documents([each.document for each in shown], output=output)
+    else:
+        console.document(text.to_yaml(shown, annotate=annotate))
 
 
 def _choose(manifests: Sequence[Manifest], claims: str, file: str) -> Sequence[Manifest]:

@@ -63,7 +63,7 @@ def _print(cause: Diagnosis) -> None:
         console.paragraph(f"{each.cause}: {each.sentence}", start="Also: ")
     if cause.fix:
         console.paragraph(cause.fix, start=f"{console.style('Fix:', bold=True)} ")
-    for number, line in enumerate(cause.commands):
+    for number, line in enumerate(map(console.name_place, cause.commands)):
         is_last = number == len(cause.commands) - 1
         shown = f"{cause.change}, then {line}" if cause.change and is_last else line
         console.result(f"{console.style('Next:' if number == 0 else '  or:', bold=True)} {shown}")

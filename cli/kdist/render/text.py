@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 import yaml
 
 from kdist.manifest import Manifest
-from kdist.terminal import visible, visible_json
+from kdist.terminal import visible
 from kdist.yaml_text import needs_escapes
-from kdist_trainer.formats.json_text import encode_json
 
 Path = tuple[str | int, ...]
 
@@ -22,16 +21,6 @@ _WORDS = frozenset(
     {"", "~", "null", "true", "false", "yes", "no", "on", "off", "y", "n", ".nan", "<<", "="}
 )
 _NUMBER = re.compile(r"[-+._]*(?:[0-9][-+.:_0-9a-fotxz \t]*|inf)", re.IGNORECASE)
-
-
-def to_json(manifests: Iterable[Manifest]) -> str:
-    """Manifests as one JSON document, a List, for `kubectl apply --server-side -f -`."""
-    items = [each.document for each in manifests]
-    return visible_json(
-        encode_json(
-            {"apiVersion": "v1", "kind": "List", "items": items}, indent=2, ensure_ascii=False
-        )
-    )
 
 
 def to_yaml(manifests: Iterable[Manifest], *, annotate: bool = False) -> str:

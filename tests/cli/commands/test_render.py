@@ -27,6 +27,14 @@ def test_json_holds_the_same_objects_in_one_list(kdist: Kdist, job_file: Path) -
     assert found["items"] == list(yaml.safe_load_all(kdist("render", *IMAGE).stdout))
 
 
+def test_a_list_repeats_the_warnings_and_no_object_in_it_does(kdist: Kdist, job_file: Path) -> None:
+    result = kdist("render", *IMAGE, "--backend", "statefulset", "-o", "json")
+    found = json.loads(result.stdout)
+    assert found["warnings"]
+    assert all(each in result.stderr for each in found["warnings"])
+    assert not any("warnings" in each for each in found["items"])
+
+
 def test_annotations_are_comments_and_nothing_else(kdist: Kdist, job_file: Path) -> None:
     plain, annotated = (kdist("render", *IMAGE, *more).stdout for more in ((), ("--annotate",)))
     assert list(yaml.safe_load_all(plain)) == list(yaml.safe_load_all(annotated))

@@ -302,7 +302,8 @@ KINDS: Final[dict[str, DocumentKind]] = {
         "suspend, resume, scale, restart",
         "what was done to a job",
         {
-            **dict.fromkeys(("job", "namespace", "message"), str),
+            **dict.fromkeys(("job", "namespace", "message", "nextCommand"), str),
+            "savedStep": int | None,
             "verb": OneOf(("suspend", "resume", "scale", "restart")),
             "dryRun": _DRY_RUN,
         },

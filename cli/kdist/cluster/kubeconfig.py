@@ -41,12 +41,13 @@ EARLY_SECONDS = 10.0
 """Seconds before their expiry at which credentials of a plugin are renewed."""
 _SHOWN_LINES = 20
 _MOST_BYTES = 1 << 20
+_LIST = "kubectl config get-contexts"
 
 
 def unusable(reason: str, hint: str = "") -> KdistError:
     """The error for a kubeconfig that cannot be used."""
     message = f"the kubeconfig cannot be used: {reason}"
-    return KdistError(message, hint=hint, code=Code.UNREACHABLE)
+    return KdistError(message, hint=hint, next_command=_LIST, code=Code.UNREACHABLE)
 
 
 class Credential(NamedTuple):
@@ -512,7 +513,9 @@ def load(
     if not files:
         raise KdistError(
             f"there is no kubeconfig at {paths}",
-            hint="set KUBECONFIG, or ask an admin of the cluster for one; `kdist run` needs none",
+            hint="set KUBECONFIG or --kubeconfig to a file that exists, or ask an admin of the "
+            "cluster for one; `kdist run` needs none",
+            next_command=_LIST,
             code=Code.UNREACHABLE,
         )
     try:
@@ -521,7 +524,8 @@ def load(
         raise
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         it = "it " if isinstance(error, MalformedTextError) else ""
-        raise unusable(f"{it}{error}", f"it is read from {paths}") from error
+        hint = f"it is read from {paths}; it stays so until you choose another or change it"
+        raise unusable(f"{it}{error}", hint) from error
 
 
 def _in_cluster(impersonation: Impersonation) -> Access:

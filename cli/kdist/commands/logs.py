@@ -138,7 +138,9 @@ def command(
         stays=chosen.follow,
     )
     lines: list[dict[str, Any]] = []
+    has_lines = chosen.follow
     for line in found.logs(chosen):
+        has_lines = True
         if isinstance(line, JobStatus):
             console.message(describe_status(line))
             if output == "json":
@@ -151,6 +153,8 @@ def command(
             console.emit(to_document(line), kind="LogLine", output=output, stream=True)
         else:
             lines.append(to_document(line))
+    if not has_lines and chosen.rank:
+        console.warning(f"there is no line of rank {chosen.rank} in the logs of {found.name}")
     if output == "json" and not chosen.follow:
         console.emit({"job": found.name, "lines": lines}, kind="Logs", output=output)
     return Code.OK

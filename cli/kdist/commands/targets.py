@@ -15,7 +15,7 @@ from kdist.commands.confirmation import approve, confirm
 from kdist.commands.options import NOT_HERE, find_place
 from kdist.errors import InvalidJobError, Problem, UsageError
 from kdist.job import find as finder
-from kdist.job.job import Change, Dialog, Job
+from kdist.job.job import Change, Changed, Dialog, Job
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -85,10 +85,12 @@ def change(
     found = find(**how, changes=True)
     said = run(found, Change(wait, timeout, dry_run))
     if output == "table":
-        console.result(said)
+        console.result(console.name_place(said))
         return
-    where = {"job": found.name, "namespace": found.namespace}
-    document = {**where, "verb": verb, "message": said, "dryRun": dry_run}
+    where = {"job": found.name, "namespace": found.namespace, "verb": verb}
+    told = {"message": said, "nextCommand": "", "savedStep": None}
+    told |= said.document if isinstance(said, Changed) else {}
+    document = {**where, **told, "dryRun": dry_run}
     console.emit(document, kind="Change", output=output)
 
 

@@ -134,7 +134,7 @@ def convert_workload(root: InputValue) -> JobDraft:
         draft.set(("metadata", "namespace"), namespace.text, namespace)
     convert_labels(draft, metadata, "metadata")
     roles = _list_roles(root, kind)
-    main = max(reversed(roles), key=lambda each: each.nodes)
+    main = max(reversed(roles), key=lambda each: (bool(each.template), each.nodes))
     alike = [each for each in roles if each.image == main.image]
     nodes = sum(each.nodes for each in alike)
     procs = _find(root, kind.procs)
@@ -153,6 +153,9 @@ def convert_workload(root: InputValue) -> JobDraft:
         settle(replicas, ValueOutcome(NEEDLESS, "the sizes of the elastic job replace it"))
     else:
         draft.set("nodes", nodes, *(each for each in replicas if each.text.isdigit()))
+        for each in (each for each in replicas if each and not each.text.isdigit()):
+            each.leave("is not a whole number: set spec.nodes")
+            draft.is_complete = False
     if procs and draft.get("procsPerNode") not in (None, count):
         procs.leave("the command starts another number of ranks on each node")
     elif re.fullmatch("[0-9]+|auto|gpu", procs.text):
@@ -172,7 +175,10 @@ def convert_workload(root: InputValue) -> JobDraft:
         _convert_trainjob(draft, root)
     for role in roles:
         role.value.get("name").leave("all nodes are alike", needless=True)
-        if role not in alike:
+        if not role.template and kind.backend != "trainjob":
+            role.value.change(f"has no {kind.template}: its pods are not described")
+            draft.is_complete = False
+        elif role not in alike:
             role.value.leave("has another image, and all nodes of a job are alike")
         elif role is not main:
             _compare(role, main)
@@ -199,9 +205,10 @@ def _list_roles(root: InputValue, kind: _Kind) -> list[_Role]:
         for each in roles:
             if each not in nodes:
                 each.value.leave("kdist fetches data and weights itself: spec.data")
-        nodes = nodes or [_Role(root.get("runtime"), [], root.get("none"))]
+        nodes = nodes or [_Role(root.get("runtime"), [], root.get("runtime.template"))]
         roles = [each._replace(replicas=numbers) for each in nodes[:1]]
-    return roles or [_Role(root, [], root.get("none"))]
+    place = root.get(kind.roles)
+    return roles or [_Role(place, [], place.get(kind.template))]
 
 
 def _convert_trainjob(draft: JobDraft, root: InputValue) -> None:

@@ -78,7 +78,7 @@ def _refuse(cluster: Cluster, found: re.Match[str]) -> KdistError:
         f"namespace {cluster.namespace} enforces Pod Security `{found['level']}`, which "
         f"rejects the job's pods: {found['why'].strip()}",
         hint=("kdist's own pods meet `restricted`: change podTemplate, or use another namespace"),
-        next_command="kdist render --annotate",
+        next_command="kdist explain spec.podTemplate",
     )
 
 

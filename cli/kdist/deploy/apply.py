@@ -41,7 +41,7 @@ from kdist.manifest import (
     name_rendezvous,
     refer_to,
 )
-from kdist.status import ASKED, ExitRecord
+from kdist.status import ASKED, ExitRecord, read_job
 from kdist_trainer.formats import REQUESTED_AT
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def _apply(cluster: Cluster, plan: Plan, *, dry_run: bool, force: bool) -> Itera
             applied = replace(applied, warnings=(*applied.warnings, text))
         yield ApplyResult(manifest, applied)
     if rejected:
-        raise _explain(plan, rejected)
+        raise _explain(cluster, plan, rejected)
 
 
 def _objects(cluster: Cluster, plan: Plan) -> JobObjects:
@@ -308,7 +308,18 @@ def keep_runtime(cluster: Cluster, name: str, manifests: Iterable[Manifest]) -> 
             objects_of(cluster, name).apply(runtime)
 
 
-def _explain(plan: Plan, rejected: list[tuple[Manifest, KdistError]]) -> KdistError:
+def _changed_fields(before: Any, now: Any, path: str = "spec") -> Iterator[str]:
+    """Yield the fields that differ; lists as a whole."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {**before, **now}:
+            yield from _changed_fields(before.get(name), now.get(name), f"{path}.{name}")
+    elif before != now:
+        yield path
+
+
+def _explain(
+    cluster: Cluster, plan: Plan, rejected: list[tuple[Manifest, KdistError]]
+) -> KdistError:
     """One error for everything that was rejected. Objects of other owners take precedence, then
     immutable fields, then the first error.
     """
@@ -318,9 +329,15 @@ def _explain(plan: Plan, rejected: list[tuple[Manifest, KdistError]]) -> KdistEr
     for _, error in rejected:
         if any(each in str(error) for each in backends.get(plan.placement.backend).refusals):
             first = f"these fields of {name} cannot be changed while it exists:"
+            before = read_job(cluster.look_up("v1", "ConfigMap", name) or {})
+            fields = ", ".join(_changed_fields(before.get("spec"), plan.job.to_document()["spec"]))
+            changed = [f"changed in the job file: {fields}"] if before and fields else []
+            hint = "`kdist delete` keeps the checkpoints, and the next apply resumes from them"
+            if plan.job.spec.checkpoints is None:
+                hint = "it has no checkpoints: `kdist delete`, then apply, starts it at step 0"
             return KdistError(
-                "\n  ".join([first, *(str(each) for _, each in rejected)]),
-                hint="`kdist delete` keeps the checkpoints, and the next apply resumes from them",
+                "\n  ".join([first, *(str(each) for _, each in rejected), *changed]),
+                hint=hint,
                 next_command=f"kdist delete {name} -n {plan.job.metadata.namespace}",
             )
     error = rejected[0][1]

@@ -26,6 +26,7 @@ from kdist.status import (
     documents,
 )
 from kdist.status.job_status import ASKED_TO_START
+from kdist.status.pods import describe_saved
 from kdist.units import age, count, number, seconds
 from kdist_trainer.formats import METRICS_PORT
 
@@ -129,9 +130,11 @@ def find_suspended(ctx: DiagnosticContext) -> Diagnosis | None:
     """The job is suspended, or was stopped on request."""
     phase = ctx.status.phase
     if phase is Phase.SUSPENDED:
+        step = ctx.status.last_checkpoint_step
+        saved = "" if step is None else f"; {describe_saved([step])}"
         return Diagnosis(
             "suspended",
-            f"{ctx.name} is suspended",
+            f"{ctx.name} is suspended{saved}",
             "waiting",
             fix="resume it",
             commands=(ctx.kdist("resume"),),

@@ -84,6 +84,23 @@ class Change:
     dry_run: str = "none"
 
 
+class Changed(str):
+    """What a change has come to, in a sentence, and what of it a program reads: the sentence
+    without the command, the command to run next, and the step that is saved, if that is known.
+    """
+
+    def __new__(
+        cls, message: str, next_command: str, then: str = "", *, saved: int | None = None
+    ) -> Changed:
+        """`then` is what the command does."""
+        text = f"{message}. Next: {next_command}" + (f"   {then}" if then else "")
+        changed = super().__new__(cls, text)
+        changed.document = {"message": message, "nextCommand": next_command, "savedStep": saved}
+        return changed
+
+    document: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class LogSelection:
     """Which lines of a job's logs to read.

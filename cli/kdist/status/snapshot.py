@@ -4,6 +4,7 @@ document gives less information and never raises.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,7 +40,9 @@ RUN_ID, BACKEND, RENDEZVOUS = "kdist.dev/run-id", "kdist.dev/backend", "kdist.de
 NAMESPACE_VARIABLE = "KDIST_NAMESPACE"
 """Variable in the run id, as `$(KDIST_NAMESPACE)`, of objects rendered for any namespace."""
 ASKED = "kdist.dev/asked"
-"""Annotation of the job's ConfigMap: `suspended` while the user wants the job suspended."""
+"""Annotation of the job's ConfigMap: `suspended` while the user wants the job suspended, and after
+a blank the step that its pods have saved, if they said so.
+"""
 STARTED = "kdist.dev/started-at"
 """Annotation of the job's ConfigMap: when a user last had the job start again, by `kdist restart`
 or `kdist resume`.
@@ -171,6 +174,9 @@ class Snapshot:
             known |= read_numbers(resource)
             restarts = max(found["restarts"], known.get("restarts", 0))
             found |= {**known, "restarts": restarts}
+        if asked and found.get("last_checkpoint_step") is None:
+            saved = asked.partition(" ")[2]
+            found["last_checkpoint_step"] = int(saved) if re.fullmatch(r"\d{1,15}", saved) else None
         # the first object that exists tells when the job was created
         objects = (workload, config_map, resource)
         times = (documents.moment(each, "metadata", "creationTimestamp") for each in objects)

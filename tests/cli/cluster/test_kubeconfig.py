@@ -253,6 +253,7 @@ def test_without_a_kubeconfig_the_way_to_one_is_reported(
     with pytest.raises(KdistError, match="there is no kubeconfig at") as raised:
         cluster.connect()
     assert "KUBECONFIG" in raised.value.hint
+    assert raised.value.next_command == "kubectl config get-contexts"
 
 
 BROKEN = ["", "a: [", "just words", "apiVersion: v1\nkind: Config\n"]
@@ -267,7 +268,8 @@ def test_a_broken_kubeconfig_is_an_error_and_no_traceback(
     monkeypatch.setenv("KUBECONFIG", str(file))
     with pytest.raises(KdistError, match="the kubeconfig cannot be used") as raised:
         cluster.connect()
-    assert str(file) in raised.value.hint
+    assert f"{file}; it stays so until" in raised.value.hint
+    assert raised.value.next_command == "kubectl config get-contexts"
 
 
 def test_several_files_are_one_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

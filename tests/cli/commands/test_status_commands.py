@@ -132,6 +132,9 @@ def test_logs_are_reported_in_words_with_the_pod_in_front(kdist: Kdist, world: W
     ]
     assert kdist("logs", "digits", "--pod", "1", "--raw").stdout == "[digits-1] other\n"
     assert kdist("logs", "digits", "--rank", "1").stdout == "[digits-1] other\n"
+    none = json.loads(kdist("logs", "digits", "--rank", "99", "-o", "json").stdout)
+    assert none["lines"] == []
+    assert none["warnings"] == ["there is no line of rank 99 in the logs of digits"]
 
 
 def test_followed_logs_end_with_the_job_and_its_exit_code(kdist: Kdist, world: World) -> None:

@@ -100,6 +100,42 @@ def test_what_cannot_be_converted_is_refused(
     assert message in result.stderr
 
 
+BROKEN = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: a}
+spec:
+  pytorchReplicaSpecs:
+    Master:
+      replicas: two
+      template: {spec: {containers: [{name: pytorch, image: a, command: [python, a.py]}]}}
+    Worker: {replicas: 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        (
+            BROKEN,
+            [
+                "spec.pytorchReplicaSpecs.Master.replicas: is not a whole number",
+                "spec.pytorchReplicaSpecs.Worker: has no template: its pods are not described",
+            ],
+        ),
+        (BROKEN.partition("spec:")[0], ["spec.pytorchReplicaSpecs: has no template"]),
+        ("apiVersion: batch/v1\nkind: Job\nmetadata: {name: a}\n", ["has no spec.template"]),
+    ],
+)
+def test_what_a_manifest_lacks_is_named(text: str, sentences: list[str], kdist: Kdist) -> None:
+    result = kdist("convert", "-", stdin=text)
+    assert result.exit_code == 1
+    assert [each for each in sentences if each not in result.stderr] == []
+    assert "another image" not in result.stderr
+    assert "none" not in result.stderr
+    load_text(result.stdout, source="converted")
+
+
 def test_the_document_has_each_value_with_its_outcome(kdist: Kdist) -> None:
     result = kdist("convert", str(FOLDER / "pytorchjob-elastic.yaml"), "-o", "json")
     document = json.loads(result.stdout)

@@ -30,7 +30,30 @@ def test_what_pod_security_will_refuse_is_refused_before_anything_is_made(
         "namespace ml enforces Pod Security `restricted`, which rejects the job's pods: hostNetwork"
         in refused.stderr
     )
+    assert "Next: kdist explain spec.podTemplate" in refused.stderr
     assert store.objects == {}
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_change_that_the_workload_refuses_names_the_fields_of_the_file(
+    api: Api, store: Store, file: Path, kdist: Kdist, saves: bool
+) -> None:
+    more = () if saves else ("--set", "spec.checkpoints=null")
+    assert kdist("apply", str(file), *more).exit_code == Code.OK
+    answer = api.answer
+
+    def refuse(asked: Asked) -> Any:
+        if asked.path == PLACES["job"] and asked.method == "PATCH":
+            return refusal(422, "spec.template: Invalid value: field is immutable", "Invalid")
+        return answer(asked)
+
+    api.answer = refuse
+    edits = ("--set", "spec.image=registry.example.com/trainer:2", "--set", "spec.train.epochs=9")
+    refused = kdist("apply", str(file), *more, *edits)
+    assert refused.exit_code == Code.ERROR
+    assert "changed in the job file: spec.image, spec.train.epochs\n" in refused.stderr
+    assert ("keeps the checkpoints" in refused.stderr) == saves
+    assert ("it has no checkpoints" in refused.stderr) != saves
 
 
 @pytest.mark.parametrize(

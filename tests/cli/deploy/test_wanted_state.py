@@ -55,7 +55,10 @@ def test_a_job_can_be_applied_suspended_and_is_resumed_by_command(
     again = kdist(*sent)
     assert "stays suspended: `kdist resume digits -n ml` starts it" in again.stderr
     assert backends.get(backend).read(find_workload(store, backend)).suspended
-    kdist("resume", "digits", "-n", "ml", "--no-wait")
+    resumed = json.loads(kdist("resume", "digits", "-n", "ml", "--no-wait", "-o", "json").stdout)
+    assert resumed["message"] == "digits is being resumed"
+    assert resumed["nextCommand"] == "kdist status digits -n ml -w"
+    assert resumed["savedStep"] is None
     told = store.objects[f"{CORE}/configmaps/digits"]["metadata"]["annotations"]
     assert "kdist.dev/started-at" in told, "why names what a user has asked for"
 

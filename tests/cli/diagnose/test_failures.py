@@ -348,6 +348,14 @@ def resting(asked: str) -> Snapshot:
     return scene([], state=WorkloadState(suspended=True), reported=config_map(asked=asked))
 
 
+def test_a_suspended_job_names_the_step_that_its_pods_have_saved() -> None:
+    seen = resting("suspended 719")
+    assert seen.status.last_checkpoint_step == 719
+    assert diagnose(seen).sentence == "digits is suspended; step 719 is saved"
+    unreadable = resting("suspended " + "9" * 5000)
+    assert unreadable.status.last_checkpoint_step is None
+
+
 BOTH_DONE = {FIRST: report("succeeded"), SECOND: report("succeeded")}
 
 

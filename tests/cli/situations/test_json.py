@@ -120,6 +120,19 @@ def test_every_command_prints_one_document_whatever_there_is(
     )
 
 
+@pytest.mark.parametrize("situation", ["job-on-a-cluster"], indirect=True)
+def test_what_a_suspension_has_saved_is_a_field_of_its_change_and_of_the_status(
+    situation: str, kdist: Kdist, home: Path
+) -> None:
+    assert kdist("apply", "job.yaml").exit_code == Code.OK
+    change = json.loads(kdist("suspend", "digits", "-o", "json").stdout)
+    assert (change["savedStep"], change["nextCommand"]) == (64, "kdist resume digits -n ml")
+    assert change["message"] == "digits suspended; step 64 is saved"
+    assert kdist("suspend", "digits").stdout == "digits is already suspended\n"
+    status = json.loads(kdist("status", "digits", "-o", "json").stdout)
+    assert (status["phase"], status["lastCheckpointStep"]) == ("Suspended", 64)
+
+
 @pytest.mark.parametrize(("command", "kind"), ALONE.items())
 def test_a_command_without_a_job_prints_one_document(
     command: str, kind: str, kdist: Kdist, home: Path

@@ -17,7 +17,7 @@ from kdist.cluster.polling import wait_until
 from kdist.errors import NotFoundError
 from kdist.job.cluster import agents, applied, checkpoints, review, scale, suspend, wait
 from kdist.job.cluster.applied import AppliedJob, Document
-from kdist.job.job import Change
+from kdist.job.job import Change, Changed
 from kdist.manifest import NODES_ANNOTATION, TRAINING_JOB, Manifest
 from kdist.rbac import Right
 from kdist.status import ASKED, STARTED, Pod, WorkloadState, documents, read_job, read_resource
@@ -45,7 +45,7 @@ def restart(target: AppliedJob, how: Change, *, fresh: bool, confirmed: bool) ->
     target, moved = target.changes.restart(how, fresh=fresh)
     done = f"{target.name} restarted" + (f"; its old checkpoints are in {moved}" if moved else "")
     if not how.wait:
-        return f"{done}. Next: {target.command('status', '-w')}"
+        return Changed(done, target.command("status", "-w"))
     return f"{done}{suspend.wait_until_running(target, timeout=how.timeout)}"
 
 
@@ -82,8 +82,8 @@ class DirectChanges:
         return state.suspended or self.is_asked
 
     def record(self, state: str | None, *, dry_run: bool = False) -> None:
-        """Record in the ConfigMap which state the user requested: `suspended`, or None for
-        running.
+        """Record in the ConfigMap which state the user requested: `suspended`, also with the step
+        that was saved, or None for running.
         """
         self.target.annotate({ASKED: state}, dry_run=dry_run)
 

@@ -15,7 +15,7 @@ from kdist.cluster.polling import wait_until
 from kdist.errors import KdistError, UsageError
 from kdist.job.cluster import agents, suspend
 from kdist.job.cluster.applied import AppliedJob
-from kdist.job.job import Change
+from kdist.job.job import Change, Changed
 from kdist.status import documents
 from kdist.units import count
 
@@ -57,7 +57,7 @@ def scale(target: AppliedJob, nodes: str, how: Change) -> str:
         return f"{target.name} has {describe_nodes(least, most)}"
     change = f"from {before.max} to {describe_nodes(least, most)}"
     if not how.wait:
-        return f"{target.name} scales {change}. Next: {target.command('status', '-w')}"
+        return Changed(f"{target.name} scales {change}", target.command("status", "-w"))
     return f"{target.name} scaled {change}{_wait_for_size(wanted, before.max, how.timeout)}"
 
 

@@ -13,7 +13,7 @@ from kdist.errors import KdistError, NotFoundError
 from kdist.job.cluster import agents, wait
 from kdist.job.cluster.applied import AppliedJob
 from kdist.job.cluster.wait import PodExits
-from kdist.job.job import CANNOT_SUSPEND, NOT_SUSPENDED, Change
+from kdist.job.job import CANNOT_SUSPEND, NOT_SUSPENDED, Change, Changed
 from kdist.manifest import QUEUE_PREFIX
 from kdist.status import Pod
 from kdist.status.documents import integer, items, uid
@@ -75,9 +75,10 @@ def suspend(target: AppliedJob, how: Change) -> str:
         )
     leaving = [pod for pod in target.pods() if not pod.over]
     if not leaving and target.changes.is_suspended(state):
-        already = "already " if target.changes.is_asked else ""
+        if target.changes.is_asked:
+            return f"{target.name} is already suspended"
         target.changes.record("suspended", dry_run=dry_run)
-        return f"{target.name} is {already}suspended"
+        return f"{target.name} is suspended"
     target.changes.require(dry_run=dry_run)
     target.changes.suspend(dry_run=dry_run)
     target.changes.record("suspended", dry_run=dry_run)
@@ -88,6 +89,8 @@ def suspend(target: AppliedJob, how: Change) -> str:
             f"{target.name} is being suspended; its {count(len(leaving), 'pod')} will save and end"
         )
     exits = wait_for_pods(target, leaving, timeout=how.timeout)
+    if exits.step is not None:
+        target.changes.record(f"suspended {exits.step}")
     return describe_exits(target, exits)
 
 
@@ -130,8 +133,9 @@ def describe_exits(target: AppliedJob, exits: PodExits) -> str:
         if target.job.spec.checkpoints
         else "; it has no checkpoints, so it will start from scratch"
     )
-    then = "   continues from there" if exits.step is not None else ""
-    return f"{target.name} suspended{saved}{kept}. Next: {target.command('resume')}{then}"
+    then = "continues from there" if exits.step is not None else ""
+    message = f"{target.name} suspended{saved}{kept}"
+    return Changed(message, target.command("resume"), then, saved=exits.step)
 
 
 def resume(target: AppliedJob, how: Change) -> str:
@@ -152,7 +156,7 @@ def resume(target: AppliedJob, how: Change) -> str:
     if dry_run:
         return f"{target.name} resumed (server dry run)"
     if not how.wait:
-        return f"{target.name} is being resumed. Next: {target.command('status', '-w')}"
+        return Changed(f"{target.name} is being resumed", target.command("status", "-w"))
     return f"{target.name} resumed{wait_until_running(target, timeout=how.timeout)}"
 
 

@@ -31,6 +31,7 @@ from kdist.job.job import (
     NOT_SUSPENDED,
     SILENT,
     Change,
+    Changed,
     DeleteOptions,
     Deletion,
     Dialog,
@@ -371,7 +372,8 @@ class LocalJob:
             )
         saved = status.last_checkpoint_step
         then = describe_continuation(saved)
-        return f"{self.name} is suspended: {status.message}. Next: {self.next_resume}   {then}"
+        message = f"{self.name} is suspended: {status.message}"
+        return Changed(message, self.next_resume, then, saved=saved)
 
     def resume(self, how: Change) -> str:
         from kdist.job.local.launch import launch_detached

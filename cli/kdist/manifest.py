@@ -69,6 +69,8 @@ RENDEZVOUS_SUFFIX: Final = "-rendezvous"
 
 CONFIG_MAP_BYTES: Final = 1 << 20
 """What a ConfigMap holds at most."""
+CODE_BYTES: Final = 1 << 30
+"""What a code folder has at most: more is data, which each node would fetch before its agent."""
 
 RECLAIM_POLICY: Final = "kdist.dev/reclaim-policy"
 """Annotation of a claim that kdist created for checkpoints: `Delete` if it goes with the job."""

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kdist import backends
 from kdist.errors import Code, KdistError
-from kdist.manifest import DEPENDENT_KINDS, QUEUE_PREFIX, TRAINING_JOB, Manifest
+from kdist.manifest import (
+    CONFIG_MAP_BYTES,
+    DEPENDENT_KINDS,
+    QUEUE_PREFIX,
+    TRAINING_JOB,
+    Manifest,
+)
 
 if TYPE_CHECKING:
     from kdist.cluster import Cluster
@@ -173,11 +179,11 @@ NEEDS: tuple[Need, ...] = (
         "the agents of new jobs exchange through the ConfigMap alone",
     ),
     Need(
-        "apply of code beyond 1 MiB to a claim",
+        f"apply of code beyond {CONFIG_MAP_BYTES >> 20} MiB to a claim",
         "edit",
         (*EXEC, *_on("get create delete", "v1", "Pod")),
         "",
-        "code of more than 1 MiB goes to a bucket or into the image",
+        f"code of more than {CONFIG_MAP_BYTES >> 20} MiB goes to a bucket or into the image",
     ),
     Need(
         "apply, trying a pod",

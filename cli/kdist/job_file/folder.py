@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from kdist.errors import KdistError, Problem, UsageError
 from kdist.job_file import resolve_path, unreadable
 from kdist.job_file.yaml_parser import YamlNode
-from kdist.manifest import CONFIG_MAP_BYTES
+from kdist.manifest import CODE_BYTES, CONFIG_MAP_BYTES
 from kdist.spec import TrainingJob
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ T = TypeVar("T")
 
 # Later ones have the last word, so that `!name` in .kdistignore sends what git ignores.
 IGNORE_FILES: Final = (".gitignore", ".kdistignore")
-# Larger ones are data: each node would fetch them before its agent starts.
-MAX_BYTES: Final = 1024 * 1024 * 1024
 MAX_ENTRIES: Final = 20_000
 _EXCLUDED: Final = frozenset({"__pycache__", "node_modules"})
 _MAX_RULES: Final = 1024 * 1024
@@ -222,9 +220,9 @@ class _Walk:
             return
         size = path.stat().st_size
         self._bytes += size
-        if self._bytes > MAX_BYTES:
+        if self._bytes > CODE_BYTES:
             raise KdistError(
-                f"spec.code: {self._found.root} has more than {MAX_BYTES // 2**20} MiB",
+                f"spec.code: {self._found.root} has more than {CODE_BYTES // 2**20} MiB",
                 hint="put data and weights on a claim or at a URL (spec.data)",
             )
         self._found.files.append(SentFile(name, path, size))

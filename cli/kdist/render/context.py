@@ -18,6 +18,7 @@ from kdist.backends import Placement
 from kdist.errors import KdistError
 from kdist.manifest import (
     AVOID_LABEL,
+    CODE_BYTES,
     CONFIG_MAP_BYTES,
     JOB_LABEL,
     MANAGED_BY,
@@ -100,8 +101,8 @@ def check_size(sizes: Mapping[str, int]) -> None:
             f"spec.code has {total / 1024:.0f} KiB, but a ConfigMap has at most "
             f"{CONFIG_MAP_BYTES // 1024} KiB: {named}",
             hint="with checkpoints on a claim or in a bucket (spec.checkpoints) `kdist apply` sends"
-            " up to 1 GiB there; else put data and weights on a claim (spec.data), large code "
-            "into the image",
+            f" up to {CODE_BYTES >> 30} GiB there; else put data and weights on a claim "
+            "(spec.data), large code into the image",
         )
 
 

@@ -150,7 +150,7 @@ def test_a_folder_that_is_missing_or_far_too_big_is_said(
     with pytest.raises(UsageError, match="there is no folder"):
         find_code(job, tmp_path)
     make(tmp_path, "a", "weights.bin")
-    monkeypatch.setattr(folder, "MAX_BYTES", 10)
+    monkeypatch.setattr(folder, "CODE_BYTES", 10)
     with pytest.raises(KdistError, match="has more than") as raised:
         find_code(job, tmp_path)
     assert "claim" in raised.value.hint

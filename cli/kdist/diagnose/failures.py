@@ -45,6 +45,7 @@ _HANDLED_ELSEWHERE = ("OOMKilled", "ContainerStatusUnknown")
 _KILLED = (137, 143)  # by SIGKILL or SIGTERM
 NODE_RESTARTED = 255  # of a container whose node was restarted, with the reason `Unknown`
 _MEMORY_FIX = "raise spec.resources.memory, or lower train.microBatch or train.loader.workers"
+_LEAST_FAULTS = 2  # of a machine, before it is named
 _FRESH = 1800.0  # seconds for which a failure is reported after the job has recovered
 
 
@@ -465,7 +466,7 @@ def _is_ended_by_machine(ctx: DiagnosticContext) -> bool:
 def _describe_machine_faults(ctx: DiagnosticContext) -> Diagnosis | None:
     avoided = {each.node for each in ctx.status.avoided}
     known = [each for each in ctx.status.machine_faults if each.machine not in avoided]
-    again = [each for each in known if each.faults > 1]
+    again = [each for each in known if each.faults >= _LEAST_FAULTS]
     if not again or ctx.status.phase is Phase.SUCCEEDED:
         return None
     last = again[-1]

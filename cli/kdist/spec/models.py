@@ -218,6 +218,8 @@ Time = Annotated[str, Field(max_length=40, pattern=_TIME)]
 
 
 _MOST_CORES: Final = 4096
+_CORES_OF_GPU: Final = 3
+_GIB_OF_GPU: Final = 10
 CoreCount = Annotated[float, Field(gt=0, le=_MOST_CORES)]
 
 
@@ -238,15 +240,15 @@ class Resources(ConfigModel):
     ] = Field(
         "1",
         description=(
-            "CPU cores of each pod: a number, or millicores such as 500m; with GPUs 3 for each of "
-            "them unless given."
+            "CPU cores of each pod: a number, or millicores such as 500m; with GPUs "
+            f"{_CORES_OF_GPU} for each of them unless given."
         ),
     )
     memory: Storage = Field(
         "4Gi",
         description=(
-            "Memory of each pod, with a unit such as Gi; includes shared memory; with GPUs 10Gi "
-            "for each of them unless given."
+            "Memory of each pod, with a unit such as Gi; includes shared memory; with GPUs "
+            f"{_GIB_OF_GPU}Gi for each of them unless given."
         ),
     )
     gpu: int = Field(0, ge=0, le=1024, description="Number of GPUs of each pod.")
@@ -260,7 +262,7 @@ class Resources(ConfigModel):
         gpus = given.get("gpu") if isinstance(given, dict) else None
         if type(gpus) is not int or gpus < 1:
             return given
-        return {"cpu": str(3 * gpus), "memory": f"{10 * gpus}Gi", **given}
+        return {"cpu": str(_CORES_OF_GPU * gpus), "memory": f"{_GIB_OF_GPU * gpus}Gi", **given}
 
 
 class CodeFile(ConfigModel):

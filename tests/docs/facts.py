@@ -116,6 +116,7 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
             ".agent.hangs:LOOK_SECONDS",
             ".agent.hangs:MAX_LOOK_SECONDS",
         ),
+        ("a collective of the last {:past} `kdist why`", "kdist.diagnose.runtime:_RECENT"),
     ),
     "how-to/drill.md": (
         (
@@ -128,6 +129,18 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
             "kdist.drill.faults:_LEAST_RESTARTS",
         ),
     ),
+    "how-to/gpu.md": (
+        (
+            "are {} cores and {}Gi for each of the `gpu`",
+            "kdist.spec.models:_CORES_OF_GPU",
+            "kdist.spec.models:_GIB_OF_GPU",
+        ),
+        (
+            "the default of {} core and {},",
+            "kdist.spec.models:Resources.cpu",
+            "kdist.spec.models:Resources.memory",
+        ),
+    ),
     "how-to/install.md": (
         ("You need Python {:version} or newer", ".formats.requirements:OLDEST_PYTHON"),
     ),
@@ -135,11 +148,18 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         (
             "More than {:size}, up to {:size}, goes to where the checkpoints are",
             "kdist.manifest:CONFIG_MAP_BYTES",
-            "kdist.job_file.folder:MAX_BYTES",
+            "kdist.manifest:CODE_BYTES",
         ),
         ("the files of `spec.code`, at most {:size},", "kdist.manifest:CONFIG_MAP_BYTES"),
-        ("the image needs Python {:version}, torch", ".formats.requirements:OLDEST_PYTHON"),
+        (
+            "the image needs Python {:version}, torch {:needed}, numpy {:needed} (or",
+            ".formats.requirements:OLDEST_PYTHON",
+            ".formats.requirements:OF_IMAGE.torch",
+            ".formats.requirements:OF_IMAGE.numpy",
+        ),
         ("for all packages on a node, {} unless given", "kdist.spec.models:PACKAGES_SIZE"),
+        ("is removed by a later one, after {:time}.", "kdist.deploy.receive_code:_KEPT_SECONDS"),
+        ("a later installation, after {:time} at most", ".install.__main__:_ABANDONED_SECONDS"),
         ("one of the {:len} kinds", "kdist.backends:NAMES"),
         ("Job | Kubernetes {:version} |", "kdist.doctor.cluster_checks:OLDEST"),
         (
@@ -163,6 +183,8 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
             "next to the checkpoints, {:quantity} unless `spec.logs.keep`",
             ".config.train_config:Logs.keep",
         ),
+        ("nor a collective was seen in the last {:past} |", "kdist.diagnose.runtime:_RECENT"),
+        ("has failed at least {:times} in this run", "kdist.diagnose.failures:_LEAST_FAULTS"),
         ("if {:size} of its memory are free", ".tensorboard.__main__:NEEDED_BYTES"),
         ("`kdist resume` in the last {:time}", "kdist.status.job_status:_START_SECONDS"),
         ("at least {:word} worker groups in a row", ".agent.restart_policy:LOSSES"),
@@ -239,6 +261,7 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     ),
     "reference/commands.md": (
         ("it takes {:word} more Lease", "kdist.recovery.decision:MORE_LEASES"),
+        ("at most {:size} of each stream", "kdist.commands.exec:_MOST_BYTES"),
         ("the job gets to train again ({:short})", "kdist.drill.drill:TIMEOUT"),
     ),
     "reference/job-yaml.md": (
@@ -264,6 +287,10 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         (
             "has seen {:word} faults of that machine",
             "kdist_controller.node_recovery:AVOIDANCE.faults",
+        ),
+        (
+            "From the {:nth} fault of a machine on, `kdist why` says so",
+            "kdist.diagnose.failures:_LEAST_FAULTS",
         ),
         ("keeps its pods away for {:time}", "kdist_controller.node_recovery:AVOIDANCE.seconds"),
         ("avoids at most {:word} nodes", "kdist_controller.node_recovery:_MOST_AVOIDED"),

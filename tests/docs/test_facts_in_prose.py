@@ -14,7 +14,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from kdist import __version__
+from kdist import __version__, backends
 from kdist.backends.operators import OPERATORS
 from kdist.bench.command import _COLLECTIVES
 from kdist.convert import launch
@@ -75,7 +75,9 @@ class Shown:
             "word": lambda: in_words(number),
             "minutes_word": lambda: in_words(number / 60),
             "nth": lambda: NTH.get(number, number),
+            "times": lambda: {1: "once", 2: "twice"}.get(number, f"{in_words(number)} times"),
             "time": lambda: say_time(number),
+            "past": lambda: re.sub("^an? ", "", say_time(number)),
             "minutes": lambda: f"{number / 60:.12g} minutes",
             "short": lambda: f"{number / 60:.12g}m",
             "size": lambda: f"{number / size:.12g} {'GiB' if size > 1 << 20 else 'MiB'}",
@@ -140,9 +142,12 @@ def test_a_sentence_says_what_the_code_has() -> None:
 
 def list_words(names: list[str]) -> str:
     *first, last = names
-    return f"{', '.join(first)} and {last}"
+    return " and ".join(filter(None, (", ".join(first), last)))
 
 
+KINDS: Final = [backends.get(each) for each in backends.NAMES]
+SCALED: Final = [each for each in KINDS if not each.scalable]
+FIXED: Final = [each for each in KINDS if each.scalable]
 NEEDED: Final = (*REQUIREMENTS.values(), _SAFETENSORS)
 LISTS: Final = (
     (
@@ -154,6 +159,18 @@ LISTS: Final = (
         "how-to/running-jobs.md",
         f"`kdist wait NAME --for={'|'.join(GOALS)}`",
         "kdist.job.goals:GOALS",
+    ),
+    (
+        "how-to/running-jobs.md",
+        f"{list_words([each.kind for each in SCALED])} can be scaled while they run; for a "
+        + " or a ".join(each.kind for each in FIXED),
+        "kdist.backends:Backend.scalable",
+    ),
+    (
+        "how-to/elastic-jobs.md",
+        f"The kinds {list_words([f'`{each.name}`' for each in SCALED])} can be resized while they "
+        f"run; {list_words([f'`{each.name}`' for each in FIXED])} cannot",
+        "kdist.backends:Backend.scalable",
     ),
     (
         "how-to/controller.md",

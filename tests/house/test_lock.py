@@ -103,9 +103,10 @@ def test_the_floors_shut_out_versions_with_known_holes() -> None:
     )
 
 
-def test_the_oldest_torch_that_is_supported_is_the_one_that_the_doctor_asks_for() -> None:
-    floors = [one.specifier for one in declared() if one.name == "torch" and ">=" in str(one)]
-    assert [f"torch{floor}" for floor in floors] == [OF_IMAGE["torch"]]
+@pytest.mark.parametrize("name", OF_IMAGE)
+def test_the_oldest_torch_and_numpy_are_the_ones_that_images_are_asked_for(name: str) -> None:
+    floors = [str(one) for one in declared() if one.name == name and ">=" in str(one)]
+    assert floors == [OF_IMAGE[name]]
 
 
 def test_all_distributions_have_one_version() -> None:

@@ -1,10 +1,13 @@
-"""A public class name stands once per distribution, and a label or variable in one module."""
+"""A public class name stands once per distribution, and a label or variable in one module; the
+command line looks for events that the trainer writes.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,3 +40,54 @@ def test_what_two_sides_must_spell_alike_stands_in_one_module() -> None:
             if isinstance(name, str) and re.fullmatch(r"kdist\.dev/[-a-z]+|KDIST_[A-Z_]+", name):
                 where[name].add(path if "/" in name else path.relative_to(ROOT).parents[-2])
     assert {name: found for name, found in where.items() if len(found) > 1} == {}
+
+
+def texts(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The texts among these values."""
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.Tuple):
+            yield from texts(node.elts)
+
+
+def events_read(path: Path) -> Iterator[str]:
+    """Names of events that a module looks for in a ledger."""
+    tree = ast.parse(path.read_text())
+    known = {
+        each.target.id: each.value
+        for each in tree.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.value
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"_named", "_said_last"}:
+            name = node.args[1]
+            yield from texts([known.get(name.id, name) if isinstance(name, ast.Name) else name])
+        elif isinstance(node, ast.Compare):
+            field = ast.unparse(node.left)
+            if field.endswith((".get('event')", "['event']")):
+                yield from texts(node.comparators)
+
+
+def events_written(path: Path) -> Iterator[str]:
+    """Names of events that a module writes into a ledger."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            called, given = ast.unparse(node.func), node.args
+            if called == "partial" and given:
+                called, given = ast.unparse(given[0]), given[1:]
+            if called.endswith((".append", ".append_event", ".add_event")):
+                yield from texts(given[:1])
+        elif isinstance(node, ast.Dict):
+            names = zip(node.keys, node.values, strict=True)
+            yield from texts(
+                value for key, value in names if [*texts([key] if key else [])] == ["event"]
+            )
+
+
+def test_events_that_the_command_line_looks_for_in_a_ledger_are_written_by_the_trainer() -> None:
+    readers = [ROOT / "cli/kdist/ledger.py", *(ROOT / "cli/kdist/report").glob("*.py")]
+    read = {name for path in readers for name in events_read(path)}
+    assert read >= {"generation", "commit", "tracker-behind", "separate-ranks"}
+    written = {name for path in python_files("trainer") for name in events_written(path)}
+    assert read - written == set()

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from kdist.commands.init import TEMPLATES
+from kdist.commands.init import command as init
 from kdist.job_file import load_file, load_text
 from kdist.spec import reference, scaffold
 from tests.cli.conftest import Kdist
+from tests.house.tree import ROOT
 
 CONTAINER = {"name": "a", "image": "registry.example.com/a:1", "command": ["python", "train.py"]}
 WORKLOAD = {
@@ -33,6 +35,8 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_command_offers_every_template() -> None:
     assert set(TEMPLATES) == set(scaffold.TEMPLATES)
+    examples = str(init.help).partition("Examples:")[2].partition("\n\n")[0]
+    assert [each for each in TEMPLATES if not re.search(rf"\b{each}\b", examples)] == []
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -116,6 +120,8 @@ WITH_CODE = [name for name in TEMPLATES if scaffold.read_code(name)]
 
 def test_every_template_but_those_of_shipped_workloads_has_code_and_a_test_of_it() -> None:
     assert set(TEMPLATES) - set(WITH_CODE) == {"digits", "gpt"}
+    page = (ROOT / "docs/tutorials/own-model.md").read_text()
+    assert {*re.findall(r"-t ([a-z]+)", page)} == {*WITH_CODE}
     for name in WITH_CODE:
         code, test = sorted(scaffold.read_code(name), key=lambda each: "test_" in each)
         assert test == code.replace("src/", "src/test_")

@@ -12,14 +12,17 @@ from typing import Any, Final, get_args
 
 import pytest
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from kdist import __version__, backends
 from kdist.backends.operators import OPERATORS
 from kdist.bench.command import _COLLECTIVES
+from kdist.bench.command import command as bench
 from kdist.convert import launch
+from kdist.convert.command import command as convert
 from kdist.convert.manifests import convert_files
 from kdist.convert.values import KEPT
+from kdist.convert.workloads import KINDS as CONVERTED
 from kdist.crd.definition import _COLUMNS, ConditionType
 from kdist.drill.command import command as drill
 from kdist.drill.faults import FAULTS
@@ -33,7 +36,9 @@ from kdist_controller.metrics import Metrics
 from kdist_trainer.agent.restart_policy import _backoff_seconds
 from kdist_trainer.causes.host import SHARED_MEMORY
 from kdist_trainer.checkpoint.interval import choose_seconds
-from kdist_trainer.config import Exit
+from kdist_trainer.config import CREDENTIAL_VARIABLES, Exit
+from kdist_trainer.config.sources import AUTHORIZATION, HUB_TOKEN, OBJECT_STORES, UrlSource
+from kdist_trainer.distributed.measure import COLLECTIVES
 from kdist_trainer.formats.requirements import REQUIREMENTS
 from kdist_trainer.processes.signals import kill_deadline
 from tests.docs.blocks import DOCS, PAGES
@@ -246,6 +251,94 @@ def test_pages_name_the_versions_of_frameworks_and_operators_that_the_code_needs
     assert len(named) == 2
     for page in ("how-to/kubernetes.md", "how-to/migrating.md", "explanation/comparison.md"):
         assert [each for each in named if each not in read(page)] == [], page
+
+
+BUILT: Final = {
+    "Kueue": "sigs.k8s.io/kueue",
+    "JobSet": "sigs.k8s.io/jobset",
+    "Trainer": "github.com/kubeflow/trainer",
+    "training-operator": "github.com/kubeflow/training-operator",
+    "Prometheus operator": "github.com/prometheus-operator/prometheus-operator",
+    "Prometheus": "github.com/prometheus/prometheus",
+}
+"""By its name on pages, the module of a program that tests/cluster builds."""
+
+
+def test_pages_name_the_versions_of_operators_that_the_tests_build() -> None:
+    lists = "\n".join(path.read_text() for path in files() if path.name == "go.mod")
+    versions = {}
+    for name, module in BUILT.items():
+        (number,) = re.findall(rf"^\t{module}(?:/v\d+)? v(\d+\.\d+)", lists, re.MULTILINE)
+        versions[name] = number
+    minor = int(versions["Prometheus"].partition(".")[2])  # v0.313 is Prometheus 3.13
+    versions["Prometheus"] = f"{minor // 100}.{minor % 100}"
+    written = rf"\b({'|'.join(BUILT)}) (\d+\.\d+)(?! or (?:later|newer))"
+    found = {(page.name, *each) for page in PAGES for each in re.findall(written, page.read_text())}
+    assert {name for _, name, _ in found} == BUILT.keys()
+    assert {each for each in found if each[2] != versions[each[1]]} == set()
+    script = (ROOT / "tests/cluster/cluster").read_text()
+    (number,) = re.findall(r"^KUBERNETES=(\d+\.\d+)", script, re.MULTILINE)
+    assert f"run with Kueue {versions['Kueue']} on Kubernetes {number}." in read("how-to/queues.md")
+
+
+def test_collectives_and_their_factors_are_those_of_the_trainer_in_help_and_page() -> None:
+    assert [*COLLECTIVES] == _COLLECTIVES
+    words = " ".join(str(bench.help).replace(r"\b", "").split())
+    assert f"Collectives: {' '.join(COLLECTIVES)} Examples:" in words
+    of_four = {"2 (n - 1) / n": 1.5, "(n - 1) / n": 0.75, "1": 1.0}
+    page = (DOCS / "how-to/bench.md").read_text().replace("\N{MINUS SIGN}", "-")
+    table = page.partition("| collective | factor |")[2]
+    rows = re.findall(r"^ *\| (`.+?) \| (.+?) \|$", table.partition("\n\n")[0], re.MULTILINE)
+    said = {name: of_four[row[1]] for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    factors = {name: each.factor(4) for name, each in COLLECTIVES.items() if each.sized}
+    assert said == factors
+    first, second = (
+        list_words([name for name, factor in factors.items() if factor == number])
+        for number in (1.5, 0.75)
+    )
+    assert f"2(n-1)/n for {first}, (n-1)/n for {second}, and 1 for the others" in words
+
+
+def test_help_and_page_of_convert_name_every_kind_that_it_reads() -> None:
+    names = {"Volcano's Job" if "volcano" in group else kind for group, kind in CONVERTED}
+    (helped,) = re.findall(r"FILEs have manifests: (.+?);", " ".join(str(convert.help).split()))
+    page = read("how-to/migrating.md")
+    (told,) = re.findall(r"it reads (.+?), or a command line", page)
+    for listed in (helped, re.sub(r"\ban? ", "", told)):
+        assert {*listed.replace(" with its runtime", "").split(", ")} == names
+    titles = " ".join(
+        re.findall(r"^## (From .+)$", (DOCS / "how-to/migrating.md").read_text(), re.MULTILINE)
+    )
+    assert [name for name in names if name not in titles] == []
+
+
+def takes(scheme: str, **field: str) -> bool:
+    """Whether a URL of this scheme may have the field."""
+    try:
+        UrlSource(url=f"{scheme}://owner/name", **field)
+    except ValidationError:
+        return False
+    return True
+
+
+def test_the_tables_of_urls_say_what_each_may_have_and_name_the_variables_of_its_secret() -> None:
+    page = (DOCS / "how-to/data-and-checkpoints.md").read_text()
+    for title, schemes in (
+        ("what is fetched", {*CREDENTIAL_VARIABLES}),
+        ("`endpoint`", {*OBJECT_STORES}),
+    ):
+        (table,) = re.findall(
+            rf"^\| `url` \| {title} \|.*?(?=\n\n)", page, re.MULTILINE | re.DOTALL
+        )
+        rows = [line.split(" | ") for line in table.splitlines()[2:]]
+        found = {scheme: row for row in rows for scheme in re.findall(r"`(\w+)://", row[0])}
+        assert found.keys() == schemes
+        for scheme, row in found.items():
+            taken = [takes(scheme, endpoint="https://h.example"), takes(scheme, region="eu")]
+            assert [each == "yes" for each in row[-3:-1]] == taken, scheme
+            assert (*re.findall(r"`([A-Z_]+)`", row[-1]),) == CREDENTIAL_VARIABLES[scheme]
+    words = f"`{HUB_TOKEN}` for `hf://`, and `{AUTHORIZATION}`, the value of"
+    assert words in read("how-to/training.md")
 
 
 def test_faults_of_programs_in_the_runbook_are_those_that_the_code_leaves_out() -> None:

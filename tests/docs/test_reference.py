@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from kdist import _MODULES
 from kdist.app import COMMANDS
 from kdist.errors import Code
 from kdist.events import SENTENCES
@@ -13,7 +14,7 @@ from kdist_trainer.config.exit_codes import Exit
 from tests.docs.blocks import DOCS
 from tests.house.test_make import TARGETS
 from tests.house.tree import ROOT, files
-from tools.reference import security
+from tools.reference import index, security
 from tools.reference.pages import FOLDER, PAGES
 
 
@@ -47,6 +48,29 @@ def test_every_event_has_its_sentence() -> None:
     assert set(rows) == set(SENTENCES)
     # a field that the example lacks would have the event shown as its fields
     assert [name for name, sentence in rows.items() if "=" in sentence] == []
+
+
+def test_every_name_that_programs_import_is_in_the_reference() -> None:
+    page = PAGES["python-api.md"]()
+    introduction = page.partition("\n## ")[0]
+    described = {*re.findall(r"^## (\w+)$", page, re.MULTILINE)}
+    for module, names in _MODULES.items():
+        if module.startswith("api."):
+            assert described >= {*names.split()}
+            described -= {*names.split()}
+        else:
+            assert {*names.split()} <= {*re.findall(r"`(?:kdist\.)?(\w+)`", introduction)}
+    assert described == set()
+
+
+def test_every_tutorial_and_no_other_is_in_the_list_of_them() -> None:
+    folder = DOCS / "tutorials"
+    page = (folder / "index.md").read_text()
+    listed = re.findall(r"^- \[.+?\]\((\S+)\)", page, re.MULTILINE)
+    assert {*listed} == {path.name for path in folder.iterdir()} - {"index.md"}
+    built = page.partition(":hidden:\n\n")[2].partition("\n```")[0].split()
+    assert [f"{name}.md" for name in built] == [name for name in listed if name.endswith(".md")]
+    assert [name for name in listed if f"(docs/tutorials/{name})" not in index.render()] == []
 
 
 def test_every_picture_is_made_by_a_command() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kdist import _MODULES
 from tests.house.tree import ROOT, python_files
 
 
@@ -40,6 +41,21 @@ def test_what_two_sides_must_spell_alike_stands_in_one_module() -> None:
             if isinstance(name, str) and re.fullmatch(r"kdist\.dev/[-a-z]+|KDIST_[A-Z_]+", name):
                 where[name].add(path if "/" in name else path.relative_to(ROOT).parents[-2])
     assert {name: found for name, found in where.items() if len(found) > 1} == {}
+
+
+def test_names_that_programs_import_are_declared_as_they_are_found() -> None:
+    tree = ast.parse((ROOT / "cli/kdist/__init__.py").read_text())
+    declared = {
+        (str(node.module), alias.asname)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    found = {
+        (f"kdist.{module}", name) for module, all_ in _MODULES.items() for name in all_.split()
+    }
+    assert found <= declared
+    assert {module for module, _ in declared - found} == {"__future__", "importlib", "typing"}
 
 
 def texts(nodes: Iterable[ast.AST]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def render() -> str:
     start = (_ROOT / "docs" / "index.md").read_text(encoding="utf-8").split("\n\n")
     parts = [f"{start[0]}\n\n> {start[1]}\n"]
     for title, folder in _SECTIONS.items():
-        pages = sorted((_ROOT / "docs" / folder).glob("*.md"))
+        files = (_ROOT / "docs" / folder).iterdir()
+        pages = sorted(path for path in files if path.suffix in {".md", ".ipynb"})
         lines = [_line(page) for page in pages if page.name != "index.md"]
         parts.append("\n".join([f"## {title}\n", *lines, ""]))
     others = [_line(_ROOT / "docs" / name) for name in ("faq.md", "glossary.md")]
@@ -35,7 +37,12 @@ def render() -> str:
 
 
 def _line(page: Path) -> str:
-    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        texts = ("".join(each["source"]) for each in cells if each["cell_type"] == "markdown")
+        text = "\n\n".join(texts)
+    text = _FENCE.sub("", text)
     first, *others = re.findall(r"^##? (.+)$", text, re.MULTILINE)
     parts = f": {'; '.join(others)}" if others else ""
     return f"- [{first}]({page.relative_to(_ROOT)}){parts}"

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from kdist import _MODULES
 from kdist_trainer.config.training import DEFAULT_KEEP
 
 _TRAINER = Path(__file__).parents[2] / "trainer" / "kdist_trainer"
@@ -40,15 +41,15 @@ script still runs everywhere. [Scripts](../how-to/scripts.md) shows both in use.
 """
 
 
-_PROGRAMS = """# import kdist
+*_SECTIONS, _LAST_SECTION = (f"`{name}`" for name in _MODULES["spec"].split())
+_PROGRAMS = f"""# import kdist
 
 What programs and notebooks import: `import kdist`. [Jobs from Python](../how-to/python.md) shows \
 it in use. `kdist.KdistError` is the base of all errors, such as \
 `InvalidJobError`, `NotFoundError` and `UsageError`, and \
 `kdist.KdistWarning` the category of all warnings. `JobStatus`, `Phase`, `Diagnosis` and `Code` \
 are what methods and errors return and have. The sections of a job are classes with \
-the fields of [job.yaml](job-yaml.md) in snake_case: `TrainingJob`, `Metadata`, `Spec`, \
-`Checkpoints`, `Data`, `EnvVar`, `Nodes`, `Resources`, `Script` and `Training`.
+the fields of [job.yaml](job-yaml.md) in snake_case: {", ".join(_SECTIONS)} and {_LAST_SECTION}.
 """
 
 

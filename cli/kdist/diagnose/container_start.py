@@ -1,5 +1,5 @@
 """Why a container does not start: volumes that cannot be mounted, images, missing Secrets and
-ConfigMaps, wrong commands, and data and weights that cannot be downloaded.
+ConfigMaps, wrong commands, and what cannot be downloaded or is larger than its volume.
 """
 
 from __future__ import annotations
@@ -9,7 +9,13 @@ from typing import Final
 
 from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
 from kdist.status import ContainerTermination, InitContainer, Phase, Pod, documents
-from kdist.status.pods import CONFIG_FAILURES, PULL_FAILURES, describe_fetching, find_slowest
+from kdist.status.pods import (
+    CONFIG_FAILURES,
+    FETCHED,
+    PULL_FAILURES,
+    describe_fetching,
+    find_slowest,
+)
 from kdist.units import seconds
 
 _NO_KEY = r"couldn't find key (\S+) in (Secret|ConfigMap) \S*?/?([^/\s]+)$"
@@ -276,7 +282,7 @@ FETCH: Final = "fetch"
 """The cause that something cannot be fetched."""
 _FIRST_SIGNAL: Final = 128  # exit codes from here on are those of signals
 _NO_MODULE = re.compile(r"No module named|unrecognized arguments|invalid choice")
-_OVER_LIMIT = re.compile(r'EmptyDir volume "(?:data-(\d+)|(init))" exceeds')
+_OVER_LIMIT = re.compile(rf'EmptyDir volume "({"|".join(FETCHED)})-?(\d*)" exceeds')
 
 
 def find_fetch_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
@@ -367,5 +373,4 @@ def advise_on_size(message: str) -> str:
     found = _OVER_LIMIT.search(message)
     if found is None:
         return ""
-    field = "spec.train.init" if found[2] else f"spec.data[{found[1]}]"
-    return f"raise {field}.size: it limits what the files take up on the node's disk"
+    return f"raise {FETCHED[found[1]][0].format(found[2])}.size: it limits what the files take up on the node's disk"

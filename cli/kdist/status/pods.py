@@ -219,8 +219,15 @@ def _from_truncated(text: str) -> ExitRecord | None:
 
 FETCHER: Final = "fetch-"
 """Beginning of the names of init containers that fetch; then follows that of the volume."""
-WEIGHTS: Final = f"{FETCHER}init"
-"""The init container that fetches weights."""
+FETCHED: Final = {
+    "data": ("spec.data[{}]", "data"),
+    "init": ("spec.train.init", "weights"),
+    "code": ("spec.code", "code"),
+    "packages": ("spec.install", "packages"),
+}
+"""By the name of the volume without its number: the section of job.yaml with the volume's `size`,
+and what it gets, in a word.
+"""
 PACKAGES: Final = f"{FETCHER}packages"
 """The init container that installs packages, the first one."""
 
@@ -300,15 +307,14 @@ class InitContainer:
 
     @property
     def fetches(self) -> bool:
-        """Whether it fetches data or weights by URL."""
+        """Whether it fetches something by URL, or installs packages."""
         return self.name.startswith(FETCHER)
 
     @property
     def subject(self) -> str:
         """What it fetches, in words."""
-        if self.name == PACKAGES:
-            return "packages"
-        return f"{'weights' if self.name == WEIGHTS else 'data'} from {self.url or self.field}"
+        _, word = FETCHED.get(self.name.removeprefix(FETCHER).partition("-")[0], FETCHED["data"])
+        return word if self.name == PACKAGES else f"{word} from {self.url or self.field}"
 
     @property
     def failed_permanently(self) -> bool:

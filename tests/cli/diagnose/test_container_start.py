@@ -7,6 +7,8 @@ from __future__ import annotations
 import pytest
 
 from kdist.diagnose import Diagnosis, diagnose
+from kdist.render import find_pods
+from kdist.spec import list_sources
 from kdist.status import Snapshot, WorkloadState
 from tests.cli.diagnose.scenes import (
     asking,
@@ -33,8 +35,16 @@ from tests.cli.status.objects import (
     waiting,
     workload,
 )
+from tests.manifests.jobs import make, place
 
 GPU = "nvidia.com/gpu"
+FETCHING = make(
+    data=[{"claim": "images", "mountPath": "/images"}, {"url": URL, "mountPath": "/data"}],
+    train={"workload": "digits", "epochs": 1, "init": {"url": "hf://owner/model@v1"}},
+    code={"url": "s3://team/code"},
+    install={"wheels": {"url": "s3://team/wheels"}},
+)
+"""A job that fetches something of each kind."""
 TAINTED = "1 node(s) had untolerated taint {dedicated: infra}"
 NO_CPU = (
     f"0/3 nodes are available: {TAINTED}, 2 Insufficient cpu. no new claims to deallocate, "
@@ -420,8 +430,30 @@ def test_a_fetch_that_was_killed_with_its_pod_is_not_the_cause() -> None:
 
 
 def test_a_pod_that_fetched_more_than_its_volume_takes_names_the_field() -> None:
-    message = 'Usage of EmptyDir volume "data-0" exceeds the limit "1Gi". '
-    evicted = pod(0, phase="Failed", reason="Evicted", message=message)
-    found = diagnose(scene([evicted], state=WorkloadState(failed=1)))
-    assert found.cause == "evicted"
-    assert found.fix.startswith("raise spec.data[0].size")
+    sections = {source.name: source.field for source in list_sources(FETCHING.spec)}
+    assert sections.keys() == {"data-1", "init", "code", "wheels"}
+    # wheels are fetched where they are installed
+    sections["packages"] = sections.pop("wheels").removesuffix(".wheels")
+    (template,) = [pod for each in place(FETCHING) for pod in find_pods(each.document)]
+    volumes = {each["name"] for each in template["spec"]["volumes"] if "emptyDir" in each}
+    assert volumes - {"scratch", "tmp", "shm"} == sections.keys()
+    for volume, section in sections.items():
+        message = f'Usage of EmptyDir volume "{volume}" exceeds the limit "1Gi". '
+        evicted = pod(0, phase="Failed", reason="Evicted", message=message)
+        found = diagnose(scene([evicted], state=WorkloadState(failed=1)))
+        assert found.cause == "evicted"
+        assert found.fix.startswith(f"raise {section}.size: ")
+
+
+def test_each_thing_that_is_fetched_has_its_word() -> None:
+    (template,) = [pod for each in place(FETCHING) for pod in find_pods(each.document)]
+    said = {}
+    for each in template["spec"]["initContainers"]:
+        pods = [fetching_pod(0, RUNS, names=(each["name"],))]
+        said[each["name"]] = diagnose(scene(pods)).sentence.partition("fetching ")[2]
+    assert said == {
+        "fetch-packages": "packages",
+        "fetch-data-1": f"data from {URL}",
+        "fetch-init": f"weights from {URL}",
+        "fetch-code": f"code from {URL}",
+    }

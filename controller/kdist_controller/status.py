@@ -233,12 +233,12 @@ def _explain(observed: Observed, decision: Decision) -> tuple[Phase, str, Diagno
     """What the job is doing, the reason, and what to do about it."""
     if decision.stage is Stage.RESTARTING:
         words = "its pods save and end, then all ranks start again"
-        return Phase.RECOVERING, "Restarting", Diagnosis("restarting", words, "waiting")
+        return Phase.RECOVERING, "Restarting", Diagnosis("start-requested", words, "waiting")
     if observed.trouble:
-        return Phase.PENDING, "NotApplied", Diagnosis("not-applied", observed.trouble, "blocked")
+        return Phase.PENDING, "NotApplied", Diagnosis("warning", observed.trouble, "blocked")
     if decision.stage is Stage.CREATING:
         words = "its objects are being made"
-        return Phase.PENDING, "Creating", Diagnosis("creating", words, "waiting")
+        return Phase.PENDING, "Creating", Diagnosis("starting", words, "waiting")
     status, found = observed.explained.status, observed.diagnosis
     # a diagnosis was made a while ago, when the job did not progress
     if found is None or observed.status.phase.terminal:

@@ -7,7 +7,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
+from kdist.diagnose.rule import (
+    Diagnosis,
+    DiagnosisCause,
+    DiagnosticContext,
+    Severity,
+    clip,
+    name_pods,
+)
 from kdist.status import ContainerTermination, InitContainer, Phase, Pod, documents
 from kdist.status.pods import (
     CONFIG_FAILURES,
@@ -89,7 +96,8 @@ def _explain_mount(pod: str, message: str) -> tuple[str, str]:
 
 
 # (pattern in the message, cause, sentence, fix); the first match counts.
-_PULL_CAUSES: tuple[tuple[str, str, str, str], ...] = (
+_Answer = tuple[str, DiagnosisCause, str, str]
+_PULL_CAUSES: tuple[_Answer, ...] = (
     (
         r"invalid reference format|InvalidImageName|couldn't parse image",
         "image-name",
@@ -170,11 +178,9 @@ def find_image_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     told = ctx.events_of("Pod", names, "Failed", "ErrImagePull", "InspectFailed")
     failed = next((each for each in told if re.search("pull|image", each.message.lower())), None)
     message = f"{pods[0].reason}: {pods[0].message} {failed.message if failed else ''}"
-    cause, words, fix = "image", "cannot be pulled", "see the registry's message"
-    for pattern, *found in _PULL_CAUSES:
-        if re.search(pattern, message):
-            cause, words, fix = found
-            break
+    general: _Answer = ("", "image", "cannot be pulled", "see the registry's message")
+    matching = (each for each in _PULL_CAUSES if re.search(each[0], message))
+    _, cause, words, fix = next(matching, general)
     return Diagnosis(
         cause,
         f"the image {_image_of(ctx, pods[0])} {words}",
@@ -209,12 +215,12 @@ def find_config_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     fix = "see the message"
     if found := re.search(r'(secret|configmap) "([^"]+)" not found', message):
         kind = "Secret" if found[1] == "secret" else "ConfigMap"
-        cause = f"{found[1]}-missing"
+        cause: DiagnosisCause = "secret-missing" if kind == "Secret" else "configmap-missing"
         sentence = ctx.missing(f"{kind} {found[2]}")
         create = "secret generic" if kind == "Secret" else "configmap"
         fix = f"create it: kubectl create {create} {found[2]} … -n {ctx.namespace}"
     elif found := re.search(_NO_KEY, message):
-        cause = f"{found[2].lower()}-missing"
+        cause = "secret-missing" if found[2] == "Secret" else "configmap-missing"
         sentence = f"{found[2]} {found[3]} has no key {found[1]}"
         fix = "add the key, or correct spec.env"
     elif "runAsNonRoot" in message or "non-numeric user" in message:
@@ -278,8 +284,6 @@ def find_slow_pull(ctx: DiagnosticContext) -> Diagnosis | None:
     return None
 
 
-FETCH: Final = "fetch"
-"""The cause that something cannot be fetched."""
 _FIRST_SIGNAL: Final = 128  # exit codes from here on are those of signals
 _NO_MODULE = re.compile(r"No module named|unrecognized arguments|invalid choice")
 _OVER_LIMIT = re.compile(rf'EmptyDir volume "({"|".join(FETCHED)})-?(\d*)" exceeds')
@@ -309,7 +313,7 @@ def find_fetch_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
         again, change = ctx.start_again(end.record)
         commands.append(again)
     return Diagnosis(
-        FETCH,
+        "fetch",
         f"{init.subject} {words}: {reason}",
         severity,
         tuple(evidence),
@@ -373,4 +377,5 @@ def advise_on_size(message: str) -> str:
     found = _OVER_LIMIT.search(message)
     if found is None:
         return ""
-    return f"raise {FETCHED[found[1]][0].format(found[2])}.size: it limits what the files take up on the node's disk"
+    field = FETCHED[found[1]][0].format(found[2])
+    return f"raise {field}.size: it limits what the files take up on the node's disk"

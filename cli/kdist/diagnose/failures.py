@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from kdist.diagnose.container_start import advise_on_size
-from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_pods
+from kdist.diagnose.rule import (
+    Diagnosis,
+    DiagnosisCause,
+    DiagnosticContext,
+    Severity,
+    clip,
+    name_cause,
+    name_pods,
+)
 from kdist.status import (
     ContainerTermination,
     ExitRecord,
@@ -223,12 +231,12 @@ def _texts(record: ExitRecord) -> tuple[str, str]:
     return words, fix
 
 
-def _stable(record: ExitRecord) -> str:
+def _stable(record: ExitRecord) -> DiagnosisCause:
     if record.cause == "node_lost":
         return "peers-lost"  # which node or pod was lost is another cause
     if record.signature == SLOW_START:
         return SLOW_START
-    return (record.cause if record.cause in CAUSES else "unknown").replace("_", "-")
+    return name_cause(record.cause)
 
 
 def _where(record: ExitRecord) -> str:
@@ -506,7 +514,7 @@ def find_restart(ctx: DiagnosticContext) -> Diagnosis | None:
     wait = ctx.status.waiting_for
     state = wait or ctx.status.message or "a new group forms"
     return Diagnosis(
-        "peers-lost" if follows else failure.cause.replace("_", "-"),
+        "peers-lost" if follows else name_cause(failure.cause),
         f"{sentence}{f' ({ago})' if ago else ''}; the group starts again: {state}",
         "waiting",
         (clip(failure.message),) if follows and failure.message else (),

@@ -19,7 +19,7 @@ from kdist.diagnose import (
     runtime,
     scheduling,
 )
-from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Rule
+from kdist.diagnose.rule import Diagnosis, DiagnosisCause, DiagnosticContext, Rule
 from kdist.status import Phase, Snapshot
 from kdist.status.job_status import ASKED_TO_START, REFUSED
 
@@ -74,18 +74,20 @@ RULES: tuple[Rule, ...] = (
 )
 """From root causes to consequences."""
 
-_NOTES = ("exchange-key-missing", "avoids")
+_Causes = tuple[DiagnosisCause, ...]
+
+_NOTES: _Causes = ("exchange-key-missing", "avoids")
 """They explain no trouble: they come after everything else, also where nothing else was found."""
-_ONLY_WHEN_ALONE = ("start-requested", "starting", "failed", "operator-absent", "warning")
-_FOLLOWS = ("peers-lost", "rendezvous", "hang", "collective-timeout", "no-answer", "warning")
+_ONLY_WHEN_ALONE: _Causes = ("start-requested", "starting", "failed", "operator-absent", "warning")
+_FOLLOWS: _Causes = ("peers-lost", "rendezvous", "hang", "collective-timeout", "no-answer")
 """Consequences of a lost pod for the others: not reported in addition to its cause."""
-_LOSSES = ("node-lost", "pod-lost", "evicted", "pod-refused")
-_OF_A_LOSS = (*_LOSSES, "signal", "crash", "unknown", "exit", "storage-unavailable", "not-known")
+_LOSSES: _Causes = ("node-lost", "pod-lost", "evicted", "pod-refused")
+_OF_A_LOSS: _Causes = (*_LOSSES, "signal", "crash", "unknown", "not-known")
 """Not reported in addition to the loss of a pod or a node."""
-_AHEAD = ("storage", "configmap-gone")
+_AHEAD: _Causes = ("storage", "configmap-gone")
 """What a job that trains must be told first, where it blocks what comes next."""
-_OF_A_FETCH = ("data", "config", "storage", "unknown", "crash", "fetching")
-_OVER = ("done", "stopped", "suspended")
+_OF_A_FETCH: _Causes = ("data", "config", "storage", "unknown", "crash", "fetching")
+_OVER: _Causes = ("done", "stopped", "suspended")
 
 
 def diagnose(seen: Snapshot) -> Diagnosis:
@@ -119,6 +121,6 @@ def _repeats(first: Diagnosis, other: Diagnosis) -> bool:
         return True
     if first.cause.startswith("claim-") and other.cause == "unschedulable":
         return "persistentvolumeclaim" in " ".join(other.evidence).lower()
-    if first.cause == container_start.FETCH:
+    if first.cause == "fetch":
         return other.cause in _OF_A_FETCH
     return first.cause == "out-of-memory" and other.cause in ("unknown", "signal", "crash")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from kdist.spec.training_job import Spec
 from kdist.status import (
@@ -28,6 +28,25 @@ from kdist.status.job_status import explains_start
 from kdist.units import seconds
 
 Severity = Literal["fine", "waiting", "blocked", "failed"]
+DiagnosisCause = Literal[
+    "queued", "queue-too-small", "queue-unusable", "quota", "limit-range", "pod-security",
+    "webhook-refused", "webhook-away", "policy-refused", "no-service-account", "no-priority-class",
+    "pods-refused", "operator-absent", "no-workload", "controller-absent", "not-accepted",
+    "outdated", "unschedulable", "claim-missing", "claim-pending", "claim-lost", "nodes-avoided",
+    "avoids", "mount", "secret-missing", "configmap-missing", "container", "container-start",
+    "slow-pull", "image", "image-auth", "image-disk", "image-limit", "image-missing", "image-name",
+    "image-platform", "image-registry", "image-tls", "image-user", "fetch", "fetching",
+    "out-of-memory", "crash", "evicted", "pod-refused", "failed", "user-code", "config",
+    "preflight", "data", "mismatch", "nan", "oom-device", "oom-host", "budget", "deadline",
+    "storage", "collective-timeout", "collective-mismatch", "peers-lost", "signal", "preempted",
+    "device", "node", "network", "loader", "early-exit", "retry", "unknown", "account-gone",
+    "configmap-gone", "exchange-key-missing", "connections-refused", "start-requested",
+    "machine-faults", "slow-start", "pod-lost", "node-lost", "rendezvous", "hang", "no-answer",
+    "warning", "not-known", "nodes-missing", "separate-ranks", "starting", "suspended", "stopped",
+    "done", "none", "not-saved", "killed", "interrupted", "never-started", "only-checkpoints",
+]  # fmt: skip
+"""The stable names: those that `docs/how-to/running-jobs.md` lists."""
+_BY_NAME: dict[str, DiagnosisCause] = {each: each for each in get_args(DiagnosisCause)}
 
 _LONGEST = 600  # characters of a message that is quoted
 _FIRST = "do what the fix says"
@@ -51,7 +70,7 @@ class Diagnosis:
     `failed` is final. `change`: what to do before the last command, which would fail without it.
     """
 
-    cause: str
+    cause: DiagnosisCause
     sentence: str
     severity: Severity = "blocked"
     evidence: tuple[str, ...] = ()
@@ -67,6 +86,12 @@ class Diagnosis:
     def to_document(self) -> dict[str, Any]:
         found = {**asdict(self), "evidence": list(self.evidence), "commands": list(self.commands)}
         return {**found, "also": [each.to_document() for each in self.also]}
+
+
+def name_cause(known: str) -> DiagnosisCause:
+    """The name for `user_code` or `NotSaved`; `unknown` for what only a newer kdist knows."""
+    words = re.sub("_|(?<=[a-z])(?=[A-Z])", "-", known)
+    return _BY_NAME.get(words.lower(), "unknown")
 
 
 Rule = Callable[["DiagnosticContext"], Diagnosis | None]

@@ -11,7 +11,7 @@ from kdist.status import JobStatus, Nodes, Phase
 
 
 def explain() -> Diagnosis:
-    return Diagnosis("user", "rank 1 raised ValueError", "failed", fix="mend train.py")
+    return Diagnosis("user-code", "rank 1 raised ValueError", "failed", fix="mend train.py")
 
 
 @pytest.mark.parametrize(

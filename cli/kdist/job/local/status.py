@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kdist.diagnose import Diagnosis, diagnose
-from kdist.diagnose.rule import DiagnosticContext
+from kdist.diagnose.rule import DiagnosticContext, name_cause
 from kdist.events import parse
 from kdist.job.local import agents, run_dir
 from kdist.job.local.end_report import describe_next, describe_unsaved
@@ -293,7 +293,7 @@ def diagnose_run(seen: RunSnapshot) -> Diagnosis:
     if status.phase in (Phase.UNKNOWN, Phase.STOPPED) or (
         status.phase is Phase.FAILED and status.exit_record is None
     ):
-        cause = status.reason.replace("NotSaved", "not-saved").lower() or "failed"
+        cause = name_cause(status.reason or "failed")
         words = f"{job.name} does not run: {status.message or 'its agents left no exit record'}"
         fix = f"start it again: {DiagnosticContext(seen).continuation}"
         commands = (job.next_run, job.kdist("logs", "--tail", "20"))

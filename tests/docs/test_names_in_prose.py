@@ -7,8 +7,11 @@ from fnmatch import fnmatch
 from typing import Final, get_args
 
 from kdist.diagnose.rule import DiagnosisCause, name_cause
+from kdist.spec import reference
 from kdist_trainer.config.exit_codes import Cause
+from kdist_trainer.config.sources import OF_URL
 from tests.docs.blocks import DOCS
+from tests.house.tree import ROOT
 
 _NAME: Final = re.compile(r"`([a-z*-]+)`")
 
@@ -33,3 +36,30 @@ def test_every_cause_of_the_trainer_has_a_name_for_why() -> None:
     assert unnamed == [Cause.UNKNOWN]
     assert name_cause("cosmic_rays") == "unknown"
     assert name_cause("NotSaved") == "not-saved"
+
+
+def say(names: list[str]) -> str:
+    *first, last = [f"`{name}`" for name in names]
+    return f"{', '.join(first)} and {last}"
+
+
+def test_the_rules_across_fields_are_on_the_page() -> None:
+    text = (DOCS / "reference/job-yaml.md").read_text()
+    folders = (ROOT / "cli/kdist/spec", ROOT / "trainer/kdist_trainer/config")
+    sources = [path.read_text() for folder in folders for path in folder.glob("*.py")]
+    forms = {
+        tuple(re.split(", | and ", found))
+        for source in sources
+        for found in re.findall(r'"needs exactly one of ([\w, ]+? and \w+)', source)
+    }
+    assert len(forms) >= 9
+    page = text.partition("## Rules that tie fields together\n")[2].partition("\n## ")[0]
+    page = re.sub(r" \([^)]*\)", "", page)
+    assert {each for each in forms if f" of {say(list(each))}" not in page} == set()
+    fields = [field.path.removeprefix("spec.") for field in reference.root().walk()]
+    sections = sorted(
+        path.removesuffix(f".{OF_URL[-1]}").removesuffix("[]")
+        for path in fields
+        if path.endswith(f".{OF_URL[-1]}")
+    )
+    assert f"{say([*OF_URL])} of {say(sections)} go with `url`" in page

@@ -7,11 +7,14 @@ from fnmatch import fnmatch
 from typing import Final, get_args
 
 from kdist.diagnose.rule import DiagnosisCause, name_cause
+from kdist.events import SENTENCES
 from kdist.spec import reference
+from kdist_trainer.agent.logs import NAMES
 from kdist_trainer.config.exit_codes import Cause
 from kdist_trainer.config.sources import OF_URL
 from tests.docs.blocks import DOCS
 from tests.house.tree import ROOT
+from tools.reference.events import find_events
 
 _NAME: Final = re.compile(r"`([a-z*-]+)`")
 
@@ -63,3 +66,14 @@ def test_the_rules_across_fields_are_on_the_page() -> None:
         if path.endswith(f".{OF_URL[-1]}")
     )
     assert f"{say([*OF_URL])} of {say(sections)} go with `url`" in page
+
+
+def test_the_page_of_events_has_each_that_is_logged() -> None:
+    listed = re.findall(r"(?m)^\| `(.+?)` \|", (DOCS / "reference/events.md").read_text())
+    assert listed == [*sorted(SENTENCES), *sorted(find_events().keys() - SENTENCES.keys())]
+    # those that were found otherwise
+    assert set(SENTENCES) <= find_events().keys()
+    assert find_events().keys() >= NAMES
+    for path in (ROOT / "trainer/kdist_trainer").rglob("*.py"):
+        for name in re.findall(r'\blog\.\w+\(\s*"([a-z-]+)"', path.read_text()):
+            assert name in listed or name in ("info", "warning", "error"), path

@@ -1,10 +1,23 @@
-"""The page of the trainer's events, each with the sentence of an example."""
+"""The page of the trainer's events: each with the sentence of an example, or with its fields."""
 
 from __future__ import annotations
 
-from typing import Any
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
+import kdist
+import kdist_trainer
 from kdist.events import SENTENCES, describe_event
+
+_FIRST: Final = re.compile(r"(log\.)?(event|warn|error|write)|log_event|self\._warn")
+_SECOND: Final = re.compile(r"log\.render|(self|session)\.(log_event|on_event)")  # after the node
+_LOGS: Final = re.compile(r"\blog\.(event|warn|error|render)\b|\b(log|on)_event\(|\bdef warn\(")
+_CONSTANT: Final = re.compile(r'(?m)^([A-Z_]+)(?:: Final)? = "([a-z]+(?:-[a-z]+)*)"')
+_NAME: Final = re.compile("[a-z]+(-[a-z]+)*")
 
 _EXAMPLE: dict[str, Any] = {
     "local_rank": 1,
@@ -76,7 +89,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "message": "StepTimer does not see some collectives: ValueError: a tensor has no size"
     },
     "restarts-off": {"message": "if a rank or a node is lost, the script is not started again"},
-    "job-edited": {"message": "train.lr is 0.2, was 0.1"},
+    "job-edited": {"message": "train.optimizer.learningRate is 0.2, was 0.1"},
     "replicas-differ": {
         "message": "rank 1 holds other weights or optimizer states after step 7 than rank 0"
     },
@@ -97,6 +110,11 @@ _SPECIAL: dict[str, dict[str, Any]] = {
 def render() -> str:
     """Text of the page."""
     rows = "".join(f"| `{name}` | {_sentence(name)} |\n" for name in sorted(SENTENCES))
+    others = "".join(
+        f"| `{name}` | {', '.join(f'`{each}`' for each in sorted(fields))} |\n"
+        for name, fields in sorted(find_events().items())
+        if name not in SENTENCES
+    )
     return f"""# Events
 
 Agents and ranks write one JSON object per line to their log. Its fields `time`, `event`, `level`, \
@@ -106,7 +124,49 @@ the sentences below are of made-up events.
 
 | event | example of its sentence |
 |---|---|
-{rows}"""
+{rows}
+These have no sentence of their own: the line shows their `message`, if they have one, and then \
+their other fields.
+
+| event | fields |
+|---|---|
+{others}"""
+
+
+@cache
+def find_events() -> dict[str, set[str]]:
+    """The events that kdist logs, by name, with the fields that their calls name."""
+    roots = [Path(str(package.__file__)).parent for package in (kdist_trainer, kdist)]
+    sources = [path.read_text() for root in roots for path in root.rglob("*.py")]
+    constants = dict(each for source in sources for each in _CONSTANT.findall(source))
+    found = dict[str, set[str]]()
+    for tree in (ast.parse(source) for source in sources if _LOGS.search(source)):
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            if not isinstance(call.func, ast.Name | ast.Attribute) or not call.args:
+                continue
+            logger = ast.unparse(call.func)
+            place = 0 if _FIRST.fullmatch(logger) else 1 if _SECOND.fullmatch(logger) else None
+            given = call.args[place:] if place is not None else []
+            for name in _find_names(given[0], tree, constants) if given else ():
+                fields = found.setdefault(name, set())
+                fields |= {each.arg for each in call.keywords if each.arg is not None}
+    return found
+
+
+def _find_names(given: ast.expr, tree: ast.Module, constants: Mapping[str, str]) -> Iterator[str]:
+    """The names that an argument may be: its text, or that of the variable that it is."""
+    places: list[ast.AST] = [given]
+    if isinstance(given, ast.Name):
+        yield from filter(None, [constants.get(given.id)])
+        places += [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            and given.id in {ast.unparse(name) for name in ast.walk(node.targets[0])}
+        ]
+    for each in (node for place in places for node in ast.walk(place)):
+        if isinstance(each, ast.Constant) and _NAME.fullmatch(str(each.value)):
+            yield str(each.value)
 
 
 def _sentence(name: str) -> str:

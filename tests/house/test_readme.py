@@ -13,6 +13,13 @@ from tests.house.test_make import TARGETS
 from tests.house.tree import ROOT, files
 
 PAGES = [path for path in files() if path.suffix == ".md"]
+ROOTS = (ROOT, ROOT / "cli", ROOT / "trainer", ROOT / "controller")
+FOLDERS = "tests|bench|tools|cli|trainer|controller|charts|manifests|examples"
+NAMED = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*[\w/]")
+STARTED = re.compile(r"python3? -m ((?:bench|tests|tools|kdist\w*)(?:\.\w+)*)")
+STEMS = {path.name.partition(".")[0] for path in files()} | {
+    part for path in files() for part in path.relative_to(ROOT).parts[:-1]
+}
 
 
 def test_the_readme_shows_its_two_commands() -> None:
@@ -48,6 +55,30 @@ def test_the_session_on_a_cluster_sends_a_job_and_takes_it_away() -> None:
 def test_a_link_to_a_file_leads_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_or_a_module_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    if page.name == "CHANGELOG.md":  # what is older was so then
+        text = text.partition("\n## Unreleased")[2].partition("\n## ")[0]
+    absent = [
+        name
+        for name in NAMED.findall(text)
+        if not ((ROOT / name).exists() or any(ROOT.glob(f"{name}.*")))
+    ]
+    for module in STARTED.findall(text):
+        path = module.replace(".", "/")
+        if not any((root / path).is_dir() or (root / f"{path}.py").exists() for root in ROOTS):
+            absent.append(module)
+    assert absent == []
+
+
+def test_each_module_on_the_map_exists() -> None:
+    map_ = README.read_text().partition("## The map")[2].partition("```text")[2].partition("```")[0]
+    named = set(re.findall(r"\b[a-z]+_[a-z_]+\b", map_))
+    assert len(named) > 20
+    assert named - STEMS == set()
 
 
 def test_commands_are_read_off_console_blocks_alone() -> None:

@@ -5,11 +5,12 @@ built wheels.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -75,13 +76,25 @@ def clean_env(installed: Path, tmp_path: Path) -> dict[str, str]:
     return kept | {"PATH": f"{installed}:{os.environ['PATH']}", "HOME": str(tmp_path)}
 
 
-def find_failure(commands: Iterable[str], home: Path, environment: Mapping[str, str]) -> str:
+def find_failure(
+    commands: Sequence[str],
+    home: Path,
+    environment: Mapping[str, str],
+    *,
+    shown: Iterable[Sequence[str]] = (),
+) -> str:
     """Type commands one after the other in an empty folder with the examples.
 
     They are typed into one shell, so that `cd` and `export` last.
 
+    Args:
+        commands: what is typed.
+        home: an empty folder.
+        environment: the variables of the shell.
+        shown: for each command, first words of lines that it prints in any order.
+
     Returns:
-        The output until a command failed; "" if none has.
+        The output until a command failed, or what one has not printed; "" if all is well.
     """
     folder = home / "empty"
     folder.mkdir()
@@ -96,9 +109,27 @@ def find_failure(commands: Iterable[str], home: Path, environment: Mapping[str, 
         ["bash", "-euc", script],
         cwd=folder,
         env=dict(environment),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         check=False,
         stdin=subprocess.DEVNULL,
     )
-    return f"{done.stdout[-3000:]}{done.stderr[-3000:]}" if done.returncode else ""
+    if done.returncode:
+        return done.stdout[-6000:]
+    rest, printed = f"\n{done.stdout}", list[str]()
+    for command in reversed(commands):
+        rest, _, output = rest.rpartition(f"\n$ {command}\n")
+        printed.insert(0, output)
+    return "\n".join(
+        f"$ {command}\nprints no line that begins with {word}, but:\n{output}"
+        for command, words, output in zip(commands, shown, printed, strict=False)
+        for word in words
+        if not _begins_line(word, output)
+    )
+
+
+def _begins_line(word: str, output: str) -> bool:
+    """Whether a line begins with a word, in which any number may be another one."""
+    pattern = re.sub(r"\d+", r"\\d+", re.escape(word))
+    return "…" in word or re.search(rf"^\s*{pattern}(?!\S)", output, re.MULTILINE) is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import find_failure
-from tests.docs.blocks import PAGES, typed
+from tests.docs.blocks import PAGES, shown, typed
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(900)]
 
@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(900)]
     [page for page in PAGES if typed(page, on_a_cluster=False)],
     ids=lambda page: f"{page.parent.name}/{page.stem}",
 )
-def test_every_command_of_a_page_succeeds_in_its_turn(
+def test_every_command_of_a_page_succeeds_and_prints_what_the_page_shows(
     page: Path, clean_env: dict[str, str], tmp_path: Path
 ) -> None:
-    assert find_failure(typed(page, on_a_cluster=False), tmp_path, clean_env) == ""
+    commands, words = zip(*shown(page, on_a_cluster=False), strict=True)
+    assert find_failure(commands, tmp_path, clean_env, shown=words) == ""

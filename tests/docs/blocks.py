@@ -53,6 +53,17 @@ class Block(NamedTuple):
             for found in re.finditer(r"^\$ ((?:.*\\\n)*.*)$", self.text, re.MULTILINE)
         ]
 
+    @property
+    def shown(self) -> list[tuple[str, list[str]]]:
+        """Each command of a session, and the first words of the lines that follow it."""
+        if self.language != "console" or self.mark.startswith("file: "):
+            return [(command, []) for command in self.commands]
+        outputs = re.split(r"^\$ (?:.*\\\n)*.*\n?", self.text, flags=re.MULTILINE)[1:]
+        words = [
+            [line.split()[0] for line in each.splitlines() if line.strip()] for each in outputs
+        ]
+        return list(zip(self.commands, words, strict=True))
+
 
 def blocks(text: str) -> list[Block]:
     """The fenced blocks of a page that name a language."""
@@ -69,11 +80,16 @@ def blocks(text: str) -> list[Block]:
 
 def typed(page: Path, *, on_a_cluster: bool) -> list[str]:
     """What a page has one type, in its order: either what needs a cluster or the rest."""
+    return [command for command, _ in shown(page, on_a_cluster=on_a_cluster)]
+
+
+def shown(page: Path, *, on_a_cluster: bool) -> list[tuple[str, list[str]]]:
+    """The same, each with the first words of the lines that it is said to print."""
     return [
-        command
+        each
         for block in blocks(page.read_text())
         if block.is_run and block.on_a_cluster == on_a_cluster
-        for command in block.commands
+        for each in block.shown
     ]
 
 

@@ -6,7 +6,7 @@ import re
 from fnmatch import fnmatch
 from typing import Final, get_args
 
-from kdist.diagnose.rule import DiagnosisCause, name_cause
+from kdist.diagnose import rule
 from kdist.events import SENTENCES
 from kdist.spec import reference
 from kdist_trainer.agent.logs import NAMES
@@ -27,7 +27,7 @@ def list_causes() -> list[str]:
 
 
 def test_the_page_lists_every_cause_that_why_names() -> None:
-    listed, known = list_causes(), set(get_args(DiagnosisCause))
+    listed, known = list_causes(), set(get_args(rule.Cause))
     assert len(listed) == len(set(listed))
     alone = {name for name in known if not any(fnmatch(name, each) for each in listed)}
     assert alone == set()
@@ -35,10 +35,10 @@ def test_the_page_lists_every_cause_that_why_names() -> None:
 
 
 def test_every_cause_of_the_trainer_has_a_name_for_why() -> None:
-    unnamed = [cause for cause in Cause if name_cause(cause) == "unknown"]
+    unnamed = [cause for cause in Cause if rule.name_cause(cause) == "unknown"]
     assert unnamed == [Cause.UNKNOWN]
-    assert name_cause("cosmic_rays") == "unknown"
-    assert name_cause("NotSaved") == "not-saved"
+    assert rule.name_cause("cosmic_rays") == "unknown"
+    assert rule.name_cause("NotSaved") == "not-saved"
 
 
 def say(names: list[str]) -> str:

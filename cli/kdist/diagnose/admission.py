@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 from kdist.backends import operators, workload_kinds
-from kdist.diagnose.rule import Diagnosis, DiagnosisCause, DiagnosticContext, clip
+from kdist.diagnose.rule import Cause, Diagnosis, DiagnosticContext, clip
 from kdist.manifest import group_kind
 from kdist.status import CONTROLLER_FIX, Phase, documents
 from kdist.units import seconds
@@ -128,7 +128,7 @@ def _diagnose_rejection(ctx: DiagnosticContext) -> Diagnosis | None:
 # (pattern of the message, cause, sentence, fix, command); the first match counts. {0} is what
 # matches, {1} and {2} are its groups. A command that is a tuple has kubectl's arguments, for the
 # job's namespace.
-_REJECTIONS: tuple[tuple[str, DiagnosisCause, str, str, str | tuple[str, ...]], ...] = (
+_REJECTIONS: tuple[tuple[str, Cause, str, str, str | tuple[str, ...]], ...] = (
     (
         r"exceeded quota: ([^,\s]+)",
         "quota",

@@ -7,22 +7,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from kdist.diagnose.rule import (
-    Diagnosis,
-    DiagnosisCause,
-    DiagnosticContext,
-    Severity,
-    clip,
-    name_pods,
-)
-from kdist.status import ContainerTermination, InitContainer, Phase, Pod, documents
-from kdist.status.pods import (
-    CONFIG_FAILURES,
-    FETCHED,
-    PULL_FAILURES,
-    describe_fetching,
-    find_slowest,
-)
+from kdist.diagnose.rule import Cause, Diagnosis, DiagnosticContext, Severity, clip, name_pods
+from kdist.status import FETCHED, ContainerTermination, InitContainer, Phase, Pod, documents
+from kdist.status.pods import CONFIG_FAILURES, PULL_FAILURES, describe_fetching, find_slowest
 from kdist.units import seconds
 
 _NO_KEY = r"couldn't find key (\S+) in (Secret|ConfigMap) \S*?/?([^/\s]+)$"
@@ -96,7 +83,7 @@ def _explain_mount(pod: str, message: str) -> tuple[str, str]:
 
 
 # (pattern in the message, cause, sentence, fix); the first match counts.
-_Answer = tuple[str, DiagnosisCause, str, str]
+_Answer = tuple[str, Cause, str, str]
 _PULL_CAUSES: tuple[_Answer, ...] = (
     (
         r"invalid reference format|InvalidImageName|couldn't parse image",
@@ -215,7 +202,7 @@ def find_config_trouble(ctx: DiagnosticContext) -> Diagnosis | None:
     fix = "see the message"
     if found := re.search(r'(secret|configmap) "([^"]+)" not found', message):
         kind = "Secret" if found[1] == "secret" else "ConfigMap"
-        cause: DiagnosisCause = "secret-missing" if kind == "Secret" else "configmap-missing"
+        cause: Cause = "secret-missing" if kind == "Secret" else "configmap-missing"
         sentence = ctx.missing(f"{kind} {found[2]}")
         create = "secret generic" if kind == "Secret" else "configmap"
         fix = f"create it: kubectl create {create} {found[2]} … -n {ctx.namespace}"

@@ -9,15 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kdist.diagnose.container_start import advise_on_size
-from kdist.diagnose.rule import (
-    Diagnosis,
-    DiagnosisCause,
-    DiagnosticContext,
-    Severity,
-    clip,
-    name_cause,
-    name_pods,
-)
+from kdist.diagnose.rule import Diagnosis, DiagnosticContext, Severity, clip, name_cause, name_pods
 from kdist.status import (
     ContainerTermination,
     ExitRecord,
@@ -212,7 +204,10 @@ def _explain_record(ctx: DiagnosticContext, record: ExitRecord) -> Diagnosis | N
         again, change = ctx.start_again(record)
         commands.append(again)
     evidence = _evidence(record)
-    return Diagnosis(_stable(record), sentence, severity, evidence, fix, tuple(commands), change)
+    cause = name_cause(record.signature if record.signature == SLOW_START else record.cause)
+    if cause == "node-lost":
+        cause = "peers-lost"  # which node or pod was lost is another cause
+    return Diagnosis(cause, sentence, severity, evidence, fix, tuple(commands), change)
 
 
 def _texts(record: ExitRecord) -> tuple[str, str]:
@@ -229,14 +224,6 @@ def _texts(record: ExitRecord) -> tuple[str, str]:
     if record.signature == SLOW_START:
         return SLOW
     return words, fix
-
-
-def _stable(record: ExitRecord) -> DiagnosisCause:
-    if record.cause == "node_lost":
-        return "peers-lost"  # which node or pod was lost is another cause
-    if record.signature == SLOW_START:
-        return SLOW_START
-    return name_cause(record.cause)
 
 
 def _where(record: ExitRecord) -> str:

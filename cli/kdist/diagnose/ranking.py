@@ -19,7 +19,7 @@ from kdist.diagnose import (
     runtime,
     scheduling,
 )
-from kdist.diagnose.rule import Diagnosis, DiagnosisCause, DiagnosticContext, Rule
+from kdist.diagnose.rule import Cause, Diagnosis, DiagnosticContext, Rule
 from kdist.status import Phase, Snapshot
 from kdist.status.job_status import ASKED_TO_START, REFUSED
 
@@ -74,7 +74,7 @@ RULES: tuple[Rule, ...] = (
 )
 """From root causes to consequences."""
 
-_Causes = tuple[DiagnosisCause, ...]
+_Causes = tuple[Cause, ...]
 
 _NOTES: _Causes = ("exchange-key-missing", "avoids")
 """They explain no trouble: they come after everything else, also where nothing else was found."""

@@ -28,7 +28,7 @@ from kdist.status.job_status import explains_start
 from kdist.units import seconds
 
 Severity = Literal["fine", "waiting", "blocked", "failed"]
-DiagnosisCause = Literal[
+Cause = Literal[
     "queued", "queue-too-small", "queue-unusable", "quota", "limit-range", "pod-security",
     "webhook-refused", "webhook-away", "policy-refused", "no-service-account", "no-priority-class",
     "pods-refused", "operator-absent", "no-workload", "controller-absent", "not-accepted",
@@ -46,7 +46,7 @@ DiagnosisCause = Literal[
     "done", "none", "not-saved", "killed", "interrupted", "never-started", "only-checkpoints",
 ]  # fmt: skip
 """The stable names: those that `docs/how-to/running-jobs.md` lists."""
-_BY_NAME: dict[str, DiagnosisCause] = {each: each for each in get_args(DiagnosisCause)}
+_BY_NAME: dict[str, Cause] = {each: each for each in get_args(Cause)}
 
 _LONGEST = 600  # characters of a message that is quoted
 _FIRST = "do what the fix says"
@@ -70,7 +70,7 @@ class Diagnosis:
     `failed` is final. `change`: what to do before the last command, which would fail without it.
     """
 
-    cause: DiagnosisCause
+    cause: Cause
     sentence: str
     severity: Severity = "blocked"
     evidence: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Diagnosis:
         return {**found, "also": [each.to_document() for each in self.also]}
 
 
-def name_cause(known: str) -> DiagnosisCause:
+def name_cause(known: str) -> Cause:
     """The name for `user_code` or `NotSaved`; `unknown` for what only a newer kdist knows."""
     words = re.sub("_|(?<=[a-z])(?=[A-Z])", "-", known)
     return _BY_NAME.get(words.lower(), "unknown")

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from kdist.diagnose.rule import (
+    Cause,
     Diagnosis,
-    DiagnosisCause,
     DiagnosticContext,
     Severity,
     clip,
@@ -135,7 +135,7 @@ def _pending_claim(ctx: DiagnosticContext, name: str) -> Diagnosis | None:
 
 
 def _claim(
-    ctx: DiagnosticContext, cause: DiagnosisCause, sentence: str, evidence: Sequence[str], fix: str
+    ctx: DiagnosticContext, cause: Cause, sentence: str, evidence: Sequence[str], fix: str
 ) -> Diagnosis:
     name = sentence.split("claim ")[1].split()[0].rstrip(",")
     return Diagnosis(

@@ -20,6 +20,7 @@ from kdist.status.job_status import AVOIDED, AvoidedNode, JobStatus, Nodes, Phas
 from kdist.status.pods import (
     AGAIN,
     BLOCKING,
+    FETCHED,
     FETCHER,
     FIXED,
     PACKAGES,

@@ -225,9 +225,7 @@ FETCHED: Final = {
     "code": ("spec.code", "code"),
     "packages": ("spec.install", "packages"),
 }
-"""By the name of the volume without its number: the section of job.yaml with the volume's `size`,
-and what it gets, in a word.
-"""
+"""By the volume's name without its number: the section of the job with its `size`, and a word."""
 PACKAGES: Final = f"{FETCHER}packages"
 """The init container that installs packages, the first one."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import yaml
 
@@ -12,9 +14,15 @@ from kdist.doctor import cluster_checks
 from kdist_trainer.config import TrainConfig
 from tests.charts.chart_page import PAGE, leaves, render
 from tests.charts.rules import CHART
-from tests.house.tree import ROOT
+from tests.house.tree import ROOT, files
 
 OLDEST = ".".join(map(str, cluster_checks.OLDEST))
+VALUE: Final = re.compile(
+    r"(?<![\w./-])(?:controller|monitoring|rbac|networkPolicy|quota|kueue|serviceAccount)"
+    r"(?:\.(?!md\b|py\b|yaml\b)[A-Za-z]+)+(?![\w-])"
+)
+GROUPS: Final = ("kueue.x", "monitoring.coreos.com", "rbac.authorization")
+"""What groups of APIs begin with."""
 
 
 def test_chart_doctor_and_docs_name_one_oldest_kubernetes() -> None:
@@ -64,3 +72,33 @@ def test_an_agent_that_has_finished_waits_longer_than_prometheus_takes_to_come_a
     monitor = yaml.safe_load((CHART / "values.yaml").read_text())["monitoring"]["podMonitor"]
     waits = TrainConfig.model_fields["final_scrape_timeout_seconds"].default
     assert int(monitor["interval"].removesuffix("s")) < waits
+
+
+def written(path: Path) -> str:
+    """What a file says to people: of a module, its texts."""
+    if path.suffix != ".py":
+        return path.read_text()
+    found = [
+        each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Constant)
+    ]
+    return "\n".join(each.value for each in found if isinstance(each.value, str))
+
+
+def test_every_value_of_the_chart_that_a_page_or_an_advice_names_can_be_set() -> None:
+    def knows(part: dict[str, Any], names: list[str]) -> bool:
+        if not names or "properties" not in part:
+            return part["type"] == "object" or not names
+        return names[0] in part["properties"] and knows(part["properties"][names[0]], names[1:])
+
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for path in files()
+        if (path.suffix == ".md" and path.name != "CHANGELOG.md")
+        or (path.suffix == ".py" and path.is_relative_to(ROOT / "cli"))
+        or path == CHART / "templates" / "NOTES.txt"
+        for name in VALUE.findall(written(path))
+        if not name.startswith(GROUPS)
+    }
+    assert {path.split("/")[0] for path, _ in found} >= {"charts", "cli", "docs"}
+    assert {each for each in found if not knows(schema, each[1].split("."))} == set()

@@ -41,6 +41,7 @@ from kdist_trainer.config.sources import AUTHORIZATION, HUB_TOKEN, OBJECT_STORES
 from kdist_trainer.distributed.measure import COLLECTIVES
 from kdist_trainer.formats.requirements import REQUIREMENTS
 from kdist_trainer.processes.signals import kill_deadline
+from tests.charts.rules import controller_alerts
 from tests.docs.blocks import DOCS, PAGES
 from tests.docs.facts import FACTS
 from tests.house.tree import ROOT, files
@@ -209,6 +210,13 @@ def test_the_metrics_of_the_controller_are_those_of_its_page() -> None:
     named = re.findall(r"^\| `(kdist_controller_\w+)` \|", page, re.MULTILINE)
     kept = {family.name for family in metrics.registry.collect()}
     assert {each.removesuffix("_total") for each in named} == kept
+
+
+def test_the_alerts_about_the_controller_are_those_of_its_page() -> None:
+    page = (DOCS / "how-to/controller.md").read_text()
+    linked = re.findall(r"\[`(\w+)`\]\(\.\./reference/runbooks\.md#(\w+)\)", page)
+    assert {name for name, _ in linked} == controller_alerts().keys()
+    assert [each for each in linked if each[0].lower() != each[1]] == []
 
 
 def test_a_default_in_parentheses_behind_a_field_is_its_default() -> None:

@@ -106,8 +106,8 @@ def find_refused_connections(ctx: DiagnosticContext) -> Diagnosis | None:
         "job connects to its pods, or they have no file descriptors left; the training goes on",
         "waiting",
         tuple(f"pod/{pod}: {refused:,} refused" for pod, refused in list(many.items())[:8]),
-        "the log names the address; keep it out with a network policy "
-        "(networkPolicy.enabled of the chart)",
+        "the log names the address; the job's NetworkPolicy keeps it out if the cluster enforces "
+        "policies and networkPolicy.monitoring.from of the chart does not admit it",
         (ctx.kdist("logs", "--tail", "100"), ctx.kdist("top")),
     )
 

@@ -47,9 +47,11 @@ Kubernetes 1.31 or newer.
   `--set monitoring.podMonitor.labels.release=STACK --set \
 monitoring.prometheusRule.labels.release=STACK`.
 - **Without the operator**: the rules are plain files in `rules/`, the dashboards in `dashboards/`.
-  The scrape configuration must set the labels `job="kdist"` and, from the pod's label
-  `kdist.dev/job`, `kdist_job`. `monitoring.scraper.create` creates a ServiceAccount with which a
-  Prometheus may discover the pods of this namespace and do nothing else.
+  [A scrape configuration](../../docs/how-to/monitoring.md#with-a-prometheus-of-your-own) must set
+  the labels `job="kdist"` and, from the pod's label `kdist.dev/job`, `kdist_job`; load
+  `rules/controller.yaml` only where the controller is scraped as `job="kdist-controller"`.
+  `monitoring.scraper.create` creates a ServiceAccount with which a Prometheus may discover the pods
+  of this namespace and do nothing else.
 - **Without Grafana**: in a checkout, `python -m tools.dashboards preview` draws the dashboards.
 
 | value | default | description |

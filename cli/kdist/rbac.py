@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from kdist import backends
 from kdist.errors import Code, KdistError
@@ -223,6 +223,16 @@ NEEDS: tuple[Need, ...] = (
 )
 
 
+_KUBECTL = Need(
+    "edit, replace, scale of TrainingJobs by kubectl",
+    "edit",
+    (*_on("update", *TRAINING_JOB), *_on("get patch update", *TRAINING_JOB, part="scale")),
+)  # in the chart's role alone: no command of kdist needs them
+Part = Literal["objects", "workloads", "trainingJobs"]
+PARTS: tuple[Part, ...] = get_args(Part)
+"""The lists of rules that a role of the chart consists of."""
+
+
 def workload_rights(verbs: str) -> list[Right]:
     """These verbs on every workload kind, and on the TrainingRuntime of a TrainJob."""
     kinds = [(backends.get(name).api_version, backends.get(name).kind) for name in backends.NAMES]
@@ -347,13 +357,13 @@ def _covers(rule: dict[str, list[str]], right: Right) -> bool:
     )
 
 
-def rules(role: Literal["view", "edit"], *, workloads: bool) -> list[dict[str, list[str]]]:
-    """RBAC rules of a role of the chart; `edit` contains only what `view` lacks."""
+def rules(role: Literal["view", "edit"], part: Part) -> list[dict[str, list[str]]]:
+    """RBAC rules of a part of a role of the chart; `edit` contains only what `view` lacks."""
     wanted = [
         (need, each)
-        for need in NEEDS
-        for each in (workload_rights(need.workload) if workloads else need.rights)
-        if (each.api_version, each.kind) != TRAINING_JOB  # the chart adds them, with the resource
+        for need in (*NEEDS, _KUBECTL)
+        for each in (workload_rights(need.workload) if part == "workloads" else need.rights)
+        if ((each.api_version, each.kind) == TRAINING_JOB) is (part == "trainingJobs")
     ]
     reading = {each for need, each in wanted if _role(need, each) == "view"}
     held = reading if role == "view" else {each for _, each in wanted} - reading
@@ -390,15 +400,13 @@ def define_rules(name: str, found: Iterable[dict[str, list[str]]]) -> str:
 
 
 def chart_templates() -> str:
-    """Text of the chart's `_rules.tpl`: named lists of rules, without and with the workloads."""
+    """Text of the chart's `_rules.tpl`: named lists of rules."""
     parts = [
         "{{/* Made from the table of rights in cli/kdist/rbac.py: python -m "
         "tests.charts.rights_files */}}\n"
     ]
     for role in ("view", "edit"):
-        for name in ("objects", "workloads"):
-            found = rules(role, workloads=name == "workloads")
-            parts.append(define_rules(f"{role}.{name}", found))
+        parts += [define_rules(f"{role}.{part}", rules(role, part)) for part in PARTS]
     return "".join(parts)
 
 

@@ -16,7 +16,6 @@ from tests.cli.cluster.api import Api, Asked, Reply, refusal, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, serve
 from tests.cli.cluster.objects import Store
 from tests.cli.conftest import Kdist
-from tests.house.tree import ROOT
 
 __all__ = ["serve"]
 
@@ -169,19 +168,8 @@ def test_a_rule_covers_what_it_names_and_no_more() -> None:
 
 
 def test_the_chart_holds_every_right_of_the_table_and_view_changes_nothing() -> None:
-    names = (ROOT / "charts" / "kdist" / "templates" / "_names.tpl").read_text()
-    resources = {
-        role: yaml.safe_load(
-            names.partition(f'define "kdist.rules.{role}.trainingJobs" -}}}}')[2].partition("{{")[0]
-        )
-        for role in ("view", "edit")
-    }
     held = {
-        role: [
-            *rbac.rules(role, workloads=False),
-            *rbac.rules(role, workloads=True),
-            *resources[role],
-        ]
+        role: [rule for part in rbac.PARTS for rule in rbac.rules(role, part)]
         for role in ("view", "edit")
     }
     for need in rbac.NEEDS:

@@ -105,7 +105,7 @@ def test_a_release_for_the_cluster_adds_to_view_and_edit_what_kubernetes_roles_l
 
 def added_by(role: Literal["view", "edit"]) -> Held:
     """What the release adds to a role of Kubernetes: workload kinds and TrainingJobs."""
-    return table(role) - as_held(rbac.rules(role, workloads=False))
+    return table(role) - as_held(rbac.rules(role, "objects"))
 
 
 def _has(namespace: Namespace, user: str, wanted: Held) -> bool:

@@ -11,7 +11,6 @@ from typing import Final
 
 from kdist import rbac
 from kdist.rbac import Right
-from kdist.spec import API_VERSION, KIND
 from kdist_controller import rbac as controller_rbac
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "explanation" / "security.md"
@@ -31,16 +30,13 @@ def render() -> str:
 
 
 def _roles() -> str:
-    resource = [
-        Right(verb, API_VERSION, KIND)
-        for verb in ("get", "list", "watch", "create", "patch", "delete")
+    found = [
+        (f"`{role}`", rule)
+        for role in ("view", "edit")
+        for part in rbac.PARTS
+        for rule in rbac.rules(role, part)
     ]
-    parts = []
-    for role in ("view", "edit"):
-        found = [*rbac.rules(role, workloads=False), *rbac.rules(role, workloads=True)]
-        verbs = resource[:3] if role == "view" else resource[3:]
-        parts += [(f"`{role}`", rule) for rule in [*found, *rbac.to_rules(verbs)]]
-    return _table("role", parts)
+    return _table("role", found)
 
 
 def _controller() -> str:

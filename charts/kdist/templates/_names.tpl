@@ -80,19 +80,3 @@ imagePullSecrets: {{ toJson . }}
 {{- define "kdist.wanted" -}}
 {{- if or (eq .enabled "always") (and (eq .enabled "auto") (.root.Capabilities.APIVersions.Has .api)) }}true{{ end }}
 {{- end }}
-
-{{/* TrainingJobs: who may create one may create pods with any ServiceAccount and Secret of its namespace, as with other workloads. */}}
-{{- define "kdist.rules.view.trainingJobs" -}}
-- apiGroups: [kdist.dev]
-  resources: [trainingjobs]
-  verbs: [get, list, watch]
-{{- end }}
-
-{{- define "kdist.rules.edit.trainingJobs" -}}
-- apiGroups: [kdist.dev]
-  resources: [trainingjobs]
-  verbs: [create, patch, update, delete]
-- apiGroups: [kdist.dev]
-  resources: [trainingjobs/scale]
-  verbs: [get, patch, update]
-{{- end }}

@@ -36,6 +36,11 @@
   resources: [trainingruntimes, trainjobs]
   verbs: [get, list, watch]
 {{- end }}
+{{- define "kdist.rules.view.trainingJobs" -}}
+- apiGroups: [kdist.dev]
+  resources: [trainingjobs]
+  verbs: [get, list, watch]
+{{- end }}
 {{- define "kdist.rules.edit.objects" -}}
 - apiGroups: [""]
   resources: [configmaps]
@@ -81,4 +86,12 @@
 - apiGroups: [trainer.kubeflow.org]
   resources: [trainingruntimes, trainjobs]
   verbs: [create, patch, delete]
+{{- end }}
+{{- define "kdist.rules.edit.trainingJobs" -}}
+- apiGroups: [kdist.dev]
+  resources: [trainingjobs]
+  verbs: [create, patch, update, delete]
+- apiGroups: [kdist.dev]
+  resources: [trainingjobs/scale]
+  verbs: [get, patch, update]
 {{- end }}

@@ -118,8 +118,8 @@ def rules(role: str, aggregated: dict[str, list[dict[str, Any]]]) -> list[dict[s
         return [
             rule
             for part in parts
-            for many in (False, True)
+            for name in ("objects", "workloads")
             # they are view and edit
-            for rule in rbac.rules(part, workloads=many)  # type: ignore[arg-type]
+            for rule in rbac.rules(part, name)  # type: ignore[arg-type]
         ]
     return [rule for part in parts for rule in aggregated[part]]

@@ -45,7 +45,7 @@ class Behind(World):
 
     def __call__(self, asked: Asked) -> Reply:
         if asked.path.endswith("/selfsubjectrulesreviews"):
-            rules = [rule for many in (False, True) for rule in rbac.rules("view", workloads=many)]
+            rules = [rule for part in rbac.PARTS[:2] for rule in rbac.rules("view", part)]
             return Reply(document={"status": {"resourceRules": rules, "incomplete": False}})
         if asked.path.endswith("/selfsubjectaccessreviews"):
             return Reply(document={"status": {"allowed": False}})

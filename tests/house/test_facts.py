@@ -136,6 +136,26 @@ def test_the_ports_that_every_pod_may_reach_are_named_alike_by_chart_and_pages()
         assert f"the ports {words}" in (ROOT / "docs/how-to" / page).read_text(), page
 
 
+def test_the_page_names_the_ports_that_pods_of_one_workload_kind_may_reach_besides() -> None:
+    job = load(FULL)
+    reached = {}
+    for kind in backends.NAMES:
+        (policy,) = [each for each in place(job, kind) if each.kind == "NetworkPolicy"]
+        reached[backends.get(kind).kind] = {
+            port["port"]
+            for rule in policy.document["spec"]["egress"]
+            for port in rule.get("ports", [])
+        }
+    common = set.intersection(*reached.values())
+    page = (ROOT / "docs/how-to/kubernetes.md").read_text()
+    said = {
+        kind: {*map(int, re.findall(rf"Pods of a {kind} may also reach port (\d+)", page))}
+        for kind in reached
+    }
+    assert said == {kind: ports - common for kind, ports in reached.items()}
+    assert any(said.values())
+
+
 def test_images_and_pods_have_one_user_and_one_group() -> None:
     pattern = r"(?:runAsUser|runAsGroup|fsGroup): (\d+)"
     (number,) = {found for _, found in matches(pattern, "charts", "manifests")}

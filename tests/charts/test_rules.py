@@ -9,6 +9,7 @@ import yaml
 
 from tests.charts.rules import CHART, CONTROLLER, FILES
 from tests.docs.blocks import DOCS
+from tools.dashboards import DASHBOARDS
 
 PAGE: Final = (DOCS / "how-to/monitoring.md").read_text()
 TEMPLATES: Final = {path.name: path.read_text() for path in (CHART / "templates").glob("*.yaml")}
@@ -43,3 +44,20 @@ def test_the_page_labels_series_as_the_pod_monitor_does() -> None:
     (scrape,) = of_page()[0]["scrape_configs"]
     assert {"source_labels": [source], "target_label": "kdist_job"} in scrape["relabel_configs"]
     assert scrape["metric_relabel_configs"] == [{"regex": dropped, "action": "labeldrop"}]
+
+
+def test_rows_and_panels_that_pages_and_alerts_name_are_those_of_the_dashboards() -> None:
+    rows = {row.title for row in DASHBOARDS["training-job"].rows}
+    panels = {panel.title for panel in DASHBOARDS["training-job"].panels}
+    runbooks = (DOCS / "reference/runbooks.md").read_text()
+    named = set(re.findall(r"(?<!\*)\*([A-Z][^*\n]*)\*(?!\*)", runbooks))
+    assert len(named) > 5
+    assert named <= rows | panels
+    table = PAGE.partition("| question | row of *Training job* |\n|---|---|\n")[2]
+    told = re.findall(r"^\|[^|]*\| ([^:|]+):", table.partition("\n\n")[0], re.MULTILINE)
+    assert len(told) > 5
+    assert set(told) <= rows
+    alerts = " ".join(path.read_text() for path in FILES)
+    of_alerts = re.findall(r"The row (\w+) of the dashboard", alerts)
+    assert of_alerts
+    assert set(of_alerts) <= rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from kdist import backends
 from kdist_trainer.metrics.exporter import Exporter
 from kdist_trainer.metrics.rank_metrics import Op, StepStats
 from kdist_trainer.metrics.transport import Reporter
@@ -33,6 +35,8 @@ pytestmark = pytest.mark.processes
 
 GIB = 2.0**30
 PEAK = 989e12
+CONTAINERS = sorted({backends.get(name).container for name in backends.NAMES})
+"""How workload kinds call the container of the ranks: of the two pods, each has another one's."""
 # What `nvidia/dcgm-exporter` exports of two GPUs on a node; one is not ours. GR_ENGINE is for a
 # DCGM that does not export the SM.
 DCGM = """\
@@ -103,7 +107,7 @@ def metrics_of(text: str, number: int, *, job: str = "digits") -> str:
     device = f'gpu="{number}",UUID="GPU-{number}",device="nvidia{number}",'
     device += f'modelName="NVIDIA H100",Hostname="n{number}",'
     for word, pod in (("ours", f"{job}-{number}"), ("other", "somebody-else")):
-        labels = f'{device}container="trainer",namespace="ml",pod="{pod}"'
+        labels = f'{device}container="{CONTAINERS[number]}",namespace="ml",pod="{pod}"'
         text = text.replace(f"{{{word}}}", f"{{{labels}}}")
     return text
 
@@ -225,6 +229,13 @@ EXPECTED = {
 def test_every_optional_panel_is_tested_here() -> None:
     panels = DASHBOARDS["training-job"].panels
     assert {panel.title for panel in panels if panel.optional} == set(EXPECTED)
+
+
+def test_memory_and_cpu_are_those_of_the_ranks_container_whatever_the_workload_kind() -> None:
+    for title in ("Memory", "CPU"):
+        (query,) = panel_named(title).queries.values()
+        (names,) = re.findall(r'\bcontainer=~"([^"]*)"', query)
+        assert sorted(names.split("|")) == CONTAINERS, title
 
 
 @pytest.mark.parametrize("title", EXPECTED)

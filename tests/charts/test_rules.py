@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any, Final, get_args
 
 import yaml
 
+from kdist_trainer.config import Cause, Training
+from kdist_trainer.metrics.exporter import CATALOGUE, SCRIPT
+from kdist_trainer.network.server import Refused
 from tests.charts.rules import CHART, CONTROLLER, FILES
 from tests.docs.blocks import DOCS
 from tools.dashboards import DASHBOARDS
@@ -61,3 +65,42 @@ def test_rows_and_panels_that_pages_and_alerts_name_are_those_of_the_dashboards(
     of_alerts = re.findall(r"The row (\w+) of the dashboard", alerts)
     assert of_alerts
     assert set(of_alerts) <= rows
+
+
+MATCHER: Final = re.compile(r'(\w+)\s*(?:=~|!=|!~|=)\s*"([^"$]*)"')
+OF_SCRAPES: Final = {"job", "pod", "namespace", "kdist_namespace", "kdist_job", "container"}
+KNOWN: Final = {
+    "cause": {*Cause},
+    "framework": {*get_args(Training.model_fields["strategy"].annotation), SCRIPT},
+    "reason": {*Refused},
+}
+"""Values of labels whose series are known at run time only."""
+
+
+def selected() -> Iterator[tuple[str, str, str]]:
+    """What rules and panels select: a metric, a label, and one of its values."""
+    rules = [path.read_text() for path in (*FILES, CONTROLLER)]
+    queries = [
+        query
+        for dashboard in DASHBOARDS.values()
+        for panel in dashboard.panels
+        for query in panel.queries.values()
+    ]
+    for text in (*rules, *queries):
+        for metric, labels in re.findall(r"\b(kdist_\w+)\{([^}]*)\}", text):
+            for label, values in MATCHER.findall(labels):
+                yield from ((metric, label, value) for value in values.split("|") if value)
+
+
+def test_every_value_of_a_label_that_rules_and_panels_select_is_one_that_the_metric_has() -> None:
+    catalogue = {metric.name: metric for metric in CATALOGUE}
+    found = {each for each in selected() if each[1] not in OF_SCRAPES}
+    assert {label for _, label, _ in found} >= {"state", "phase", "category", "op", "kind", *KNOWN}
+    wrong = set()
+    for name, label, value in found:
+        metric = catalogue.get(re.sub(r"_(?:sum|count|bucket)$", "", name))
+        known = KNOWN.get(label, set())
+        if metric is not None and metric.series:
+            known = {values[metric.labels.index(label)] for values in metric.series}
+        wrong |= {(name, label, value)} - {(name, label, each) for each in known}
+    assert wrong == set()

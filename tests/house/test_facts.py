@@ -15,7 +15,7 @@ import yaml
 
 import kdist.__main__
 from kdist import backends
-from kdist.agents.metrics import _BUSY_PHASES
+from kdist.agents.metrics import BUSY_PHASES, PHASES
 from kdist.api.handle import Goal
 from kdist.backends import Backend
 from kdist.bench.command import command as bench
@@ -46,6 +46,13 @@ from kdist.spec.validators import (
     TRAINER,
 )
 from kdist.status import pods
+from kdist.status.agent_status import (
+    _TRAINING_STATES,
+    FINISHED_STATES,
+    JOINING_STATES,
+    RUNNING_STATES,
+    STANDBY_STATE,
+)
 from kdist.views.top import HEADER
 from kdist_controller.__main__ import PORT
 from kdist_controller.node_recovery import AVOIDANCE
@@ -57,13 +64,24 @@ from kdist_trainer.config import Cause, Exit, Training
 from kdist_trainer.config.exit_codes import CODES
 from kdist_trainer.config.workload_options import OPTIONS, names_of
 from kdist_trainer.formats import FIRST_RETRYABLE_CODE, METRICS_PORT, prefix_rank
+from kdist_trainer.metrics.agent_metrics import STANDBY, STATES
+from kdist_trainer.metrics.exporter import _READY_STATES
+from kdist_trainer.metrics.rank_metrics import WALL_CATEGORIES, StepPhase
 from kdist_trainer.processes import shim
 from kdist_trainer.rendezvous.configmap_client import ACCOUNT
 from kdist_trainer.rendezvous.exchange import KEY_FILE
 from kdist_trainer.tracker.trackers import TRACKERS
+from tests.charts.rules import alerts as alerts_of_jobs
 from tests.house.tree import ROOT, files, python_files
 from tests.manifests.jobs import FULL, load, place
-from tools.dashboards.model import STALLED_SECONDS
+from tools.dashboards.model import (
+    GOODPUT,
+    NAMED,
+    RESTARTED,
+    RESTARTS_LEFT,
+    SILENT_SECONDS,
+    STALLED_SECONDS,
+)
 
 OF_OTHERS = {"kdist.dev/monitoring"}
 """Labels that users set on what is theirs."""
@@ -244,12 +262,41 @@ def test_the_container_of_the_ranks_is_found_whatever_the_workload_kind_calls_it
 
 def test_rules_of_the_chart_find_what_the_command_line_finds() -> None:
     rules = ROOT / "charts/kdist/rules"
-    assert f'phase=~"{"|".join(_BUSY_PHASES)}"' in (rules / "recording.yaml").read_text()
+    assert f'phase=~"{"|".join(BUSY_PHASES)}"' in (rules / "recording.yaml").read_text()
     alerts = (rules / "alerts.yaml").read_text()
     refused = alerts.partition("- alert: KdistConnectionsRefused")[2]
     assert f"[10m])) > {_REFUSED}\n" in refused
     stalled = alerts.partition("- alert: KdistTrainingStalled")[2].partition("- alert")[0]
     assert f"(kdist_last_step_timestamp_seconds)) > {STALLED_SECONDS[1]})" in stalled
+    conditions = {name: str(rule["expr"]) for name, rule in alerts_of_jobs().items()}
+    assert f"{SILENT_SECONDS[1]}) and on" in conditions["KdistRankSilent"]
+    assert f"job:kdist_goodput:ratio_rate1h < {GOODPUT[1]} " in conditions["KdistGoodputLow"]
+    assert (
+        f"(kdist_worker_group_restarts_total))) > {RESTARTED[1] - 1} "
+        in conditions["KdistRestartLoop"]
+    )
+    low = conditions["KdistRestartBudgetLow"]
+    assert f"(kdist_restarts_remaining) <= {RESTARTS_LEFT[0] - 1} " in low
+
+
+def test_the_command_line_and_the_dashboards_know_every_phase_and_category_of_time() -> None:
+    phases = {phase.name.lower() for phase in StepPhase}
+    assert set(PHASES) == phases
+    assert set(BUSY_PHASES) == phases - {"comm_exposed", "other"}
+    for names in (phases, {*WALL_CATEGORIES}):
+        assert names <= NAMED.keys()
+        assert len({NAMED[name] for name in names}) == len(names), "a color of its own"
+
+
+def test_every_state_of_an_agent_is_one_of_a_kind_to_the_command_line_and_to_the_rules() -> None:
+    between = ("restarting", "hung")
+    kinds = (RUNNING_STATES, JOINING_STATES, FINISHED_STATES, between)
+    assert sorted(state for kind in kinds for state in kind) == sorted(STATES)
+    assert STANDBY_STATE == STANDBY
+    assert set(_TRAINING_STATES) <= set(STATES)
+    assert set(RUNNING_STATES) == _READY_STATES
+    found = {each for _, each in matches(r'state=~"([^"]*)"', "charts")}
+    assert found == {"|".join((*RUNNING_STATES, "hung"))}
 
 
 def test_the_help_of_the_report_names_every_part_of_the_time() -> None:

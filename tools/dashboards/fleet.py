@@ -4,7 +4,10 @@ goes.
 
 from kdist.agents.metrics import STRAGGLER_RATIO
 from tools.dashboards.model import (
+    BUSY,
+    GOODPUT,
     RATE,
+    RESTARTED,
     RESTARTS,
     STALLED_SECONDS,
     Dashboard,
@@ -22,9 +25,8 @@ from tools.dashboards.model import (
 )
 
 _BY_JOB = "by (namespace, kdist_job)"
-_BUSY = 'kdist_step_phase_seconds_total{phase=~"data_wait|forward|backward|optimizer"}'
 _BUSY_OF_RANK = (
-    f"sum by (namespace, kdist_job, rank) (rate({_BUSY}[{RATE}]))"
+    f"sum by (namespace, kdist_job, rank) (rate({BUSY}[{RATE}]))"
     f" / sum by (namespace, kdist_job, rank) (rate(kdist_steps_total{{}}[{RATE}]))"
 )
 _WALL = "increase(kdist_wall_seconds_total{}[$__range])"
@@ -75,7 +77,7 @@ NOW = PanelRow(
             width=4,
             height=3,
             decimals=1,
-            thresholds=at_least(0.5, 0.8),
+            thresholds=at_least(*GOODPUT),
         ),
         stat(
             "Restarts",
@@ -116,11 +118,11 @@ NOW = PanelRow(
                 "FLOP/s": "flops",
             },
             column_thresholds={
-                "Goodput": at_least(0.5, 0.8),
+                "Goodput": at_least(*GOODPUT),
                 "Restarts": (
                     Threshold(None, "neutral"),
-                    Threshold(1, "warning"),
-                    Threshold(4, "bad"),
+                    Threshold(RESTARTED[0], "warning"),
+                    Threshold(RESTARTED[1], "bad"),
                 ),
                 "Skew": (
                     Threshold(None, "neutral"),

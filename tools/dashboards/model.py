@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from kdist.agents.metrics import BUSY_PHASES
 from kdist.report.page import DARK_RED, GREYS, SERIES, Color
 
 NAMED: dict[str, Color] = {
@@ -35,6 +36,7 @@ NAMED: dict[str, Color] = {
     "startup": GREYS[0],
     "init": GREYS[1],
     "idle": GREYS[2],
+    "unobserved": SERIES[6],
     # lines that stand for a limit or a target
     "target": GREYS[0],
     "at most": GREYS[0],
@@ -246,6 +248,8 @@ def bars(
     )
 
 
+BUSY = f'kdist_step_phase_seconds_total{{phase=~"{"|".join(BUSY_PHASES)}"}}'
+"""Seconds of a step in which a rank waits for no other one."""
 RESTARTS = (
     "max by (namespace, kdist_job) (sum by (namespace, kdist_job, instance) "
     "(kdist_worker_group_restarts_total{})) or 0 * max by (namespace, kdist_job) "
@@ -254,6 +258,14 @@ RESTARTS = (
 """Restarts of each job since its agents started, each of which counts all of them."""
 STALLED_SECONDS = (60, 120)
 """Without a step, after which a training is marked; the larger number is that of the alert."""
+SILENT_SECONDS = (30, 60)
+"""Without a record of a rank, after which it is marked; the larger number is that of the alert."""
+GOODPUT = (0.5, 0.8)
+"""Shares of productive time below which a training is marked; the alert's is the larger one."""
+RESTARTED = (1, 4)
+"""Restarts from which on a training is marked; the alert fires from the larger number on."""
+RESTARTS_LEFT = (2, 4)
+"""Restarts of the budget below which a training is marked; the alert fires below the smaller."""
 
 
 def at_most(warning: float, bad: float) -> tuple[Threshold, ...]:

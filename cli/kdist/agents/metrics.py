@@ -77,7 +77,7 @@ it into the alert KdistStraggler and the dashboards.
 """
 MAX_HEARTBEAT_AGE = 10.0
 """Seconds without a heartbeat, after which the views mark a rank as silent."""
-_BUSY_PHASES = ("data_wait", "forward", "backward", "optimizer")
+BUSY_PHASES = ("data_wait", "forward", "backward", "optimizer")
 _MIN_EXCESS_SECONDS = 0.0005  # a smaller difference is noise
 
 
@@ -145,7 +145,7 @@ class RankBreakdown:
         """Mean time per step in which the rank computed or read data, without waits for others."""
         if not self.phases:
             return None
-        return sum(self.phases.get(name, 0.0) for name in _BUSY_PHASES)
+        return sum(self.phases.get(name, 0.0) for name in BUSY_PHASES)
 
     def to_document(self) -> dict[str, Any]:
         return {
@@ -254,7 +254,7 @@ def describe_slow(rows: Sequence[RankBreakdown]) -> Iterator[str]:
             continue
         excess = {
             name: row.phases[name] - sum(other.phases[name] for other in others) / len(others)
-            for name in _BUSY_PHASES
+            for name in BUSY_PHASES
         }
         most = max(excess, key=lambda name: excess[name]).replace("data_wait", "waiting for data")
         ratio = row.busy_seconds / typical if typical > 0 else float("inf")

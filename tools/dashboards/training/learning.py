@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from kdist.agents.metrics import STRAGGLER_RATIO
 from tools.dashboards.model import (
+    BUSY,
+    GOODPUT,
     RATE,
+    RESTARTED,
     RESTARTS,
+    SILENT_SECONDS,
     STALLED_SECONDS,
     PanelRow,
     at_least,
@@ -16,10 +20,7 @@ from tools.dashboards.model import (
     stat,
 )
 
-_BUSY = (
-    "sum by (rank) (rate(kdist_step_phase_seconds_total"
-    f'{{phase=~"data_wait|forward|backward|optimizer"}}[{RATE}]))'
-)
+_BUSY = f"sum by (rank) (rate({BUSY}[{RATE}]))"
 _BUSY_OF_STEP = f"{_BUSY} / sum by (rank) (rate(kdist_steps_total{{}}[{RATE}]))"
 _WALL = "increase(kdist_wall_seconds_total{}[$__range])"
 _PRODUCTIVE = 'increase(kdist_wall_seconds_total{category="productive_step"}[$__range])'
@@ -92,14 +93,14 @@ OVERVIEW = PanelRow(
             "percentunit",
             width=4,
             decimals=1,
-            thresholds=at_least(0.5, 0.8),
+            thresholds=at_least(*GOODPUT),
         ),
         stat(
             "Restarts",
             "Restarts of the worker group since its agents started",
             f"max({RESTARTS})",
             "none",
-            thresholds=at_most(1, 4),
+            thresholds=at_most(*RESTARTED),
         ),
         stat(
             "Lost steps",
@@ -369,7 +370,7 @@ STRAGGLERS = PanelRow(
                     "(kdist_heartbeat_timestamp_seconds{}), 0))"
                 )
             },
-            thresholds=at_most(30, 60),
+            thresholds=at_most(*SILENT_SECONDS),
         ),
     ),
 )

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from tools.dashboards.model import RATE, PanelRow, at_least, at_most, bars, lines, stack, stat
+from kdist import backends
+from tools.dashboards.model import (
+    RATE,
+    RESTARTED,
+    RESTARTS_LEFT,
+    PanelRow,
+    at_least,
+    at_most,
+    bars,
+    lines,
+    stack,
+    stat,
+)
 
 _UNPRODUCTIVE = (
     'increase(kdist_wall_seconds_total{category!~"productive_step|unobserved"}[$__range])'
@@ -168,7 +180,7 @@ RELIABILITY = PanelRow(
             "none",
             {"{{cause}}": "max by (cause) (kdist_worker_group_restarts_total{})"},
             width=5,
-            thresholds=at_most(1, 4),
+            thresholds=at_most(*RESTARTED),
         ),
         stat(
             "Restarts left",
@@ -177,15 +189,16 @@ RELIABILITY = PanelRow(
             "none",
             width=5,
             height=7,
-            thresholds=at_least(2, 4),
+            thresholds=at_least(*RESTARTS_LEFT),
         ),
     ),
 )
 
 
 _FLOPS = f"sum(rate(kdist_model_flops_total{{}}[{RATE}]))"
-_MEMORY = 'container_memory_working_set_bytes{container="trainer"}'
-_CPU = f'rate(container_cpu_usage_seconds_total{{container="trainer"}}[{RATE}])'
+_CONTAINERS = "|".join(dict.fromkeys(backends.get(name).container for name in backends.NAMES))
+_MEMORY = f'container_memory_working_set_bytes{{container=~"{_CONTAINERS}"}}'
+_CPU = f'rate(container_cpu_usage_seconds_total{{container=~"{_CONTAINERS}"}}[{RATE}])'
 _ACTIVE = "DCGM_FI_PROF_SM_ACTIVE{} or DCGM_FI_PROF_GR_ENGINE_ACTIVE{}"
 
 DEVICES = PanelRow(

@@ -103,7 +103,7 @@ def find_failure(
     script = "\n".join(
         line
         for command in commands
-        for line in (f"printf '%s\\n' {shlex.quote('$ ' + command)}", command)
+        for line in (f"printf '\\n%s\\n' {shlex.quote('$ ' + command)}", command)
     )
     done = subprocess.run(
         ["bash", "-euc", script],
@@ -117,9 +117,10 @@ def find_failure(
     )
     if done.returncode:
         return done.stdout[-6000:]
-    rest, printed = f"\n{done.stdout}", list[str]()
+    rest, printed = done.stdout, list[str]()
     for command in reversed(commands):
-        rest, _, output = rest.rpartition(f"\n$ {command}\n")
+        rest, found, output = rest.rpartition(f"\n$ {command}\n")
+        assert found, f"{command} is not in {done.stdout}"
         printed.insert(0, output)
     return "\n".join(
         f"$ {command}\nprints no line that begins with {word}, but:\n{output}"

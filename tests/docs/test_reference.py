@@ -44,7 +44,8 @@ def test_every_command_and_every_code_is_in_the_reference() -> None:
 
 
 def test_every_event_has_its_sentence() -> None:
-    rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", PAGES["events.md"](), re.MULTILINE))
+    table = PAGES["events.md"]().partition("These have no sentence")[0]
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", table, re.MULTILINE))
     assert set(rows) == set(SENTENCES)
     # a field that the example lacks would have the event shown as its fields
     assert [name for name, sentence in rows.items() if "=" in sentence] == []

@@ -11,8 +11,9 @@ import yaml
 from kdist_trainer.config import Cause, Training
 from kdist_trainer.metrics.exporter import CATALOGUE, SCRIPT
 from kdist_trainer.network.server import Refused
-from tests.charts.rules import CHART, CONTROLLER, FILES
+from tests.charts.rules import CHART, CONTROLLER, FILES, alerts
 from tests.docs.blocks import DOCS
+from tests.docs.test_facts_in_prose import WORDS
 from tools.dashboards import DASHBOARDS
 
 PAGE: Final = (DOCS / "how-to/monitoring.md").read_text()
@@ -26,7 +27,7 @@ def of_page() -> list[dict[str, Any]]:
 
 
 def test_the_page_loads_each_rule_file_with_the_job_that_its_rules_select() -> None:
-    loaded = {}
+    loaded: dict[str, set[str]] = {}
     for document in of_page():
         jobs = {each["job_name"] for each in document["scrape_configs"]}
         loaded |= dict.fromkeys(document["rule_files"], jobs)
@@ -39,6 +40,34 @@ def test_the_page_loads_each_rule_file_with_the_job_that_its_rules_select() -> N
     }
     assert named == {job for jobs in loaded.values() for job in jobs}
     assert named == {job for jobs in selected.values() for job in jobs}
+
+
+def test_every_rule_file_and_every_dashboard_is_in_the_chart_and_tried() -> None:
+    assert {*(CHART / "rules").iterdir()} == {*FILES, CONTROLLER}
+    installed = re.findall(r'"(rules/[\w-]+\.yaml)"', TEMPLATES["prometheusrule.yaml"])
+    assert {CHART / each for each in installed} == {*FILES, CONTROLLER}
+    assert {path.name for path in (CHART / "dashboards").iterdir()} == {
+        f"{name}.json" for name in DASHBOARDS
+    }
+    for page, words in (("README.md", "Grafana dashboards"), ("Chart.yaml", "dashboards")):
+        assert f" {WORDS[len(DASHBOARDS)]} {words}" in (CHART / page).read_text(), page
+
+
+def test_pages_say_when_alerts_resolve_as_their_windows_do() -> None:
+    conditions = {name: rule["expr"] for name, rule in alerts().items()}
+    runbooks = (DOCS / "reference/runbooks.md").read_text()
+    assert "resolves an hour after the failure" in runbooks
+    assert {*re.findall(r"\[(\w+):\w+\]", conditions["KdistJobFailed"])} == {"1h"}
+    assert re.search(r"\| KdistLossNotFinite \|[^|]*\| ten minutes have passed \|", PAGE)
+    assert re.findall(r"\[(\w+)\]", conditions["KdistLossNotFinite"]) == ["10m"]
+
+
+def test_the_runbook_explains_every_cause_that_a_save_can_fail_for() -> None:
+    runbooks = (DOCS / "reference/runbooks.md").read_text()
+    section = runbooks.partition("## KdistCheckpointFailing\n")[2].partition("\n## ")[0]
+    (metric,) = [each for each in CATALOGUE if each.name == "kdist_checkpoint_failures_total"]
+    causes = {cause for op, cause in metric.series if op == "save"}
+    assert {*re.findall(r"`([a-z]+)`", section)} - {"cause"} == causes
 
 
 def test_the_page_labels_series_as_the_pod_monitor_does() -> None:
@@ -61,8 +90,8 @@ def test_rows_and_panels_that_pages_and_alerts_name_are_those_of_the_dashboards(
     told = re.findall(r"^\|[^|]*\| ([^:|]+):", table.partition("\n\n")[0], re.MULTILINE)
     assert len(told) > 5
     assert set(told) <= rows
-    alerts = " ".join(path.read_text() for path in FILES)
-    of_alerts = re.findall(r"The row (\w+) of the dashboard", alerts)
+    text = " ".join(path.read_text() for path in FILES)
+    of_alerts = re.findall(r"The row (\w+) of the dashboard", text)
     assert of_alerts
     assert set(of_alerts) <= rows
 

@@ -21,6 +21,7 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("With more than {} nodes", ".rendezvous.state:_MOST_SINGLE"),
         ("`restart.deviceFaults` of them ({})", ".config.train_config:DEFAULT_RESTARTS"),
         ("has not answered for {} seconds", ".rendezvous.membership:SILENCE_SECONDS"),
+        ("or {:times} as long as they ever had to", ".rendezvous.membership:_SILENCE_FACTOR"),
         ("does not leave within {:time}", ".agent.worker_group:LEAVE_SECONDS"),
         ("or after {:time}, does the node ask to join", ".agent.worker_group:READY_SECONDS"),
         ("they give it {:time} to connect", ".distributed.world:_CONNECT_TIMEOUT"),
@@ -284,6 +285,10 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     ),
     "reference/runbooks.md": (
         ("in the end every {:time}", "kdist_controller.work_queue:LONGEST_PAUSE"),
+        ("codes below {} are permanent", ".formats:FIRST_RETRYABLE_CODE"),
+        ("has a line `connections-refused` {:time}, with", ".network.server:_WARNING_SECONDS"),
+        ("has a line `connections-refused` {:time} with", ".network.server:_WARNING_SECONDS"),
+        ("a missing right to the Lease `{}`", "kdist_controller.__main__:LEASE"),
         (
             "has seen {:word} faults of that machine",
             "kdist_controller.node_recovery:AVOIDANCE.faults",

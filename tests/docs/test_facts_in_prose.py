@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
+from types import SimpleNamespace
 from typing import Any, Final, get_args
 
 import pytest
@@ -30,9 +31,11 @@ from kdist.errors import Code
 from kdist.job.goals import GOALS
 from kdist.render import find_pods
 from kdist.render.packages import _SAFETENSORS
+from kdist.render.storage import fit
 from kdist.spec import TrainingJob
 from kdist.spec.models import _RESERVED_PREFIXES
 from kdist_controller.metrics import Metrics
+from kdist_trainer.agent.hangs import Watchdog
 from kdist_trainer.agent.restart_policy import _backoff_seconds
 from kdist_trainer.causes.host import SHARED_MEMORY
 from kdist_trainer.checkpoint.interval import choose_seconds
@@ -80,6 +83,7 @@ class Shown:
             "digits": lambda: number,
             "word": lambda: in_words(number),
             "minutes_word": lambda: in_words(number / 60),
+            "times": lambda: {2: "twice"}.get(number, f"{number} times"),
             "nth": lambda: NTH.get(number, number),
             "times": lambda: {1: "once", 2: "twice"}.get(number, f"{in_words(number)} times"),
             "time": lambda: say_time(number),
@@ -453,6 +457,24 @@ def test_the_page_about_checkpoints_computes_intervals_as_the_code_does() -> Non
     )
     page = read("how-to/data-and-checkpoints.md")
     assert f"a failure an hour that is {hour:.0f} s; with a failure a day, {day:.0f} s" in page
+
+
+def test_pages_say_how_much_more_a_volume_holds_and_a_slow_phase_may_take() -> None:
+    assert fit("16Mi") == "17Mi"
+    assert "may take up a sixteenth more" in read("how-to/data-and-checkpoints.md")
+    rank: Any = SimpleNamespace(
+        snapshots=[SimpleNamespace(count=0, phase=None)], _from_start=True, _hang_seconds=1e6
+    )
+    assert Watchdog._allowed_seconds(rank, 0) == 2e6
+    said = "Start-up, restoring and saving get at least twice as long"
+    assert said in read("how-to/debugging-a-hang.md")
+
+
+def test_the_health_check_for_argo_cd_reads_conditions_that_there_are() -> None:
+    named = set(re.findall(r'\bis\("(\w+)"', read("how-to/gitops.md")))
+    named |= set(re.findall(r"\bfound\.(\w+)", read("how-to/gitops.md")))
+    assert len(named) >= 5
+    assert named <= {*get_args(ConditionType)}
 
 
 def test_the_readme_shows_the_accuracy_that_the_demo_asks_for() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kdist.render.context import _DEFAULT_VARIABLES, _INSTALL_VARIABLES
 from tests.house.tree import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -126,6 +127,25 @@ def test_the_controllers_image_is_one_of_its_own_without_torch() -> None:
     assert entrypoint == ["/opt/kdist/bin/python", "-m", "kdist_controller"]
     lock = (ROOT / "controller" / "requirements.txt").read_text()
     assert not re.search(r"^(torch|numpy|nvidia-.*|triton)==", lock, re.MULTILINE)
+
+
+def test_a_pod_of_another_image_has_the_variables_of_these_images() -> None:
+    found = [
+        dict(each.split("=", 1) for each in value.split())
+        for name, value in instructions(DOCKERFILE)
+        if name == "ENV"
+    ]
+    of_controller, of_trainer = found
+    assert of_controller == of_trainer
+    path = of_trainer.pop("PATH")
+    assert path.endswith(":$PATH")
+    given = {**_DEFAULT_VARIABLES, **_INSTALL_VARIABLES}
+    assert given.pop("PYTHONPATH")
+    assert given == of_trainer
+    helper = (ROOT / "cli/kdist/deploy/helper_pod.py").read_text()
+    pairs = re.findall(r'\{"name": "(\w+)", "value": "([^"]+)"\}', helper)
+    assert dict(pairs).items() <= of_trainer.items()
+    assert pairs
 
 
 def test_only_the_packages_and_their_locks_are_sent_to_the_engine() -> None:

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from kdist_trainer.formats.requirements import OF_IMAGE
+from kdist_trainer.formats.requirements import OF_IMAGE, OLDEST_PYTHON
 from tests.house.tree import ROOT
 
 LOCK = (ROOT / "requirements.txt").read_text()
@@ -119,3 +119,24 @@ def test_all_distributions_have_one_version() -> None:
         )
     }
     assert len(versions) == 1
+
+
+def test_the_oldest_python_is_one_wherever_it_is_written() -> None:
+    oldest = "{}.{}".format(*OLDEST_PYTHON)
+    for room in ("cli", "controller", "trainer"):
+        project = tomllib.loads((ROOT / room / "pyproject.toml").read_text())["project"]
+        assert project["requires-python"] == f">={oldest}", room
+        named = [re.fullmatch(r".* :: (3\.\d+)", each) for each in project["classifiers"]]
+        assert min(Version(each[1]) for each in named if each) == Version(oldest), room
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert tools["ruff"]["target-version"] == "py{}{}".format(*OLDEST_PYTHON)
+    assert tools["mypy"]["python_version"] == oldest
+    makefile = (ROOT / "Makefile").read_text()
+    written = (
+        r"(?:--python-version|Python from|needs Python) (3\.\d+)|sys\.version_info < (\(.*?\))"
+    )
+    found = [first or second for first, second in re.findall(written, makefile)]
+    assert len(found) == 6
+    assert set(found) == {oldest, str(OLDEST_PYTHON)}
+    probe = (ROOT / "trainer/kdist_trainer/formats/requirements.py").read_text()
+    assert re.findall(r"sys\.version_info >= (\(.*?\))", probe) == [str(OLDEST_PYTHON)]

@@ -254,7 +254,6 @@ def test_the_logs_of_several_nodes_are_read_in_the_order_of_their_times(tmp_path
 
 
 TEXT = Path(events.__file__)
-CLI = TEXT.parents[1]
 TRAINER = Path(kdist_trainer.__file__).parent
 TIME = "2026-01-31T12:00:01.123Z"
 
@@ -459,7 +458,7 @@ LOGGING = {"event", "warn", "error", "render", "write", "log_event", "on_event"}
 
 def named_events() -> Iterator[str]:
     """Names that the trainer logs, and what watches its agents here."""
-    for path in (*TRAINER.rglob("*.py"), CLI / "job/local/supervisor.py"):
+    for path in (*TRAINER.rglob("*.py"), TEXT.with_name("job") / "local/supervisor.py"):
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in LOGGING:
                 for each in (part for given in call.args[:2] for part in ast.walk(given)):

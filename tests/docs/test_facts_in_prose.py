@@ -83,7 +83,6 @@ class Shown:
             "digits": lambda: number,
             "word": lambda: in_words(number),
             "minutes_word": lambda: in_words(number / 60),
-            "times": lambda: {2: "twice"}.get(number, f"{number} times"),
             "nth": lambda: NTH.get(number, number),
             "times": lambda: {1: "once", 2: "twice"}.get(number, f"{in_words(number)} times"),
             "time": lambda: say_time(number),

@@ -17,13 +17,12 @@ from tests.house.tree import ROOT, python_files
 VARIABLE: Final = r"\bKDIST_[A-Z0-9_]+"
 OTHERS: Final = {
     "argocd-cm",  # of Argo CD
-    "configmap-missing",  # of the kind that is missing
     "fetch-init",  # of the source
     "how-to",
+    "kdist-system",  # a namespace of one's own
     "kdist_controller",
     "kdist_job",  # a label
     "kdist_trainer",
-    "secret-missing",
 }
 
 

@@ -139,7 +139,7 @@ def test_a_hostile_source_of_code_is_refused_or_changes_only_values(
 def test_free_text_arrives_unchanged_everywhere(text: str, backend: str) -> None:
     document = put(("spec", "env", 0, "value"), text)
     document["metadata"]["annotations"]["note"] = text
-    document["spec"]["train"]["options"] = {text: text}
+    document["spec"]["train"] |= {"workload": "team.model:Model", "options": {text: text}}
     document["spec"]["podTemplate"]["spec"]["containers"][0]["env"][0]["value"] = text
     objects = place(load(document), backend)
     check_shape([each.document for each in objects], backend)

@@ -92,7 +92,11 @@ HOSTILE = [
 @pytest.mark.parametrize("value", HOSTILE)
 def test_a_hostile_value_arrives_as_the_value_it_is(value: str) -> None:
     objects = render.render(
-        make_job({"annotations": {"note": value}}, options={"value": value, value: 1})
+        make_job(
+            {"annotations": {"note": value}},
+            workload="team.model:Model",
+            options={"value": value, value: 1},
+        )
     )
     assert len(objects) == 1
     assert objects[0].document["metadata"]["annotations"]["note"] == value

@@ -158,6 +158,7 @@ def test_ctrl_c_leaves_no_traceback(moment: str) -> None:
 def test_a_signal_ends_a_command_with_its_code_and_a_document(number: signal.Signals) -> None:
     program = (
         "import signal, sys\nfrom kdist import __main__, job_file\n"
+        f"signal.signal({int(number)}, signal.SIG_DFL)\n"  # nohup has SIGHUP ignored
         f"job_file.load_files = lambda *_, **__: signal.raise_signal({int(number)})\n"
         "sys.argv = ['kdist', 'validate', 'job.yaml', '-o', 'json']\n__main__.main()"
     )

@@ -47,7 +47,7 @@ SENTENCE = re.compile(
     r"Error: (nothing was changed: )?you are `[\w-]+`, who may not [\w/. ,]+ in namespace ml\n"
     r"Hint: ask an admin of the cluster for (the (view|edit) role of kdist's chart, or for )?"
     r"a role with: [\w/. ,]+ \(in namespace ml\)\n"
-    r"Next: kdist doctor -n ml\n"
+    r"Next: kdist --as [\w-]+ doctor -n ml\n"
 )
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 KINDS = [("v1", "Pod"), ("batch/v1", "Job"), ("v1", "ConfigMap"), ("v1", "Service")]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import zlib
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import astuple, replace
@@ -26,7 +27,13 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from kdist_trainer.formats.allow_list import UnsafePickleError
 from kdist_trainer.rendezvous.exchange import ExchangeHost
 from kdist_trainer.rendezvous.many_nodes import Gatherer
-from kdist_trainer.rendezvous.state import RendezvousState, RendezvousTimings, read_state
+from kdist_trainer.rendezvous.state import (
+    KEYS_ATTRIBUTE,
+    RendezvousState,
+    RendezvousTimings,
+    pack_state,
+    read_state,
+)
 from kdist_trainer.rendezvous.stores import FileStore, KubernetesStore, encode_key
 from kdist_trainer.rendezvous.torch_internals import Node, State
 from kdist_trainer.torch_internals import HashStore, TCPStore
@@ -130,6 +137,37 @@ def test_an_evil_copy_of_a_relay_or_a_gatherer_runs_nothing(tmp_path: Path, api:
 def test_a_state_is_read_as_it_was_written() -> None:
     written = full_state()
     assert vars(read_state(pickle.dumps(written))) == vars(written)
+
+
+def state_of_many(nodes: int) -> State:
+    """A complete round of that many nodes."""
+    state, now = full_state(), datetime.now(UTC)
+    keys = vars(state)[KEYS_ATTRIBUTE] = {}
+    for number in range(nodes):
+        node = Node(f"10.0.{number >> 8}.{number & 255}", 7, number)
+        state.participants[node] = number
+        state.last_heartbeats[node] = now + timedelta(microseconds=137 * number)
+        keys[node] = "9f86d081884c7d65"
+    return state
+
+
+def test_the_state_of_as_many_nodes_as_a_job_may_have_is_a_tenth_of_a_configmap() -> None:
+    state = state_of_many(4096)
+    packed = pack_state(pickle.dumps(state))
+    assert vars(read_state(packed)) == vars(state)
+    assert len(b64encode(packed)) < (1 << 20) / 10 < (1 << 20) / 4 < len(pickle.dumps(state))
+
+
+def test_agents_that_know_no_compressed_state_read_that_of_few_nodes() -> None:
+    data = pickle.dumps(state_of_many(500))
+    assert pack_state(data) == data
+
+
+def test_a_state_that_is_large_only_when_it_is_decompressed_is_refused() -> None:
+    with pytest.raises(UnsafePickleError, match="more than 4,194,304 bytes"):
+        read_state(zlib.compress(pickle.dumps(bytes(1 << 24))))
+    with pytest.raises(UnsafePickleError, match="damaged"):
+        read_state(pack_state(pickle.dumps(state_of_many(1000)))[:1] + b"no stream")
 
 
 @pytest.mark.parametrize(

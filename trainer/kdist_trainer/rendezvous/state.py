@@ -3,7 +3,9 @@ declaring a node dead, and with kdist's timings.
 
 torch keeps the state as a pickle and reads it with `pickle.loads`, wherever it comes from. What
 comes from others, over a ConfigMap, a relay, the gatherer or a TCPStore, is read here with an
-allow-list and validated (`SafeBackend`), and pickled again for torch by this process.
+allow-list and validated (`SafeBackend`), and pickled again for torch by this process. The state of
+many nodes is compressed: that of 4,096 takes 425 KB in a ConfigMap otherwise, and each change of it
+writes all of it.
 
 Each node that writes the state leaves the fingerprint of its exchange key there. The key is a file
 that may be missing, come late or differ from that of the others, as after a Secret was re-created.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import pickle
 import secrets
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -91,6 +94,10 @@ _EXTENSIONS: dict[str, Callable[[object], bool]] = {
 }
 """What kdist adds to torch's state."""
 _MOST_BYTES = 1 << 22  # a ConfigMap holds at most 1 MiB
+_PLAIN_BYTES = 1 << 16
+"""A state of at most so many bytes, that of some 800 nodes, is written as it is, so that agents of
+a version that does not know compressed ones can take its place.
+"""
 _STATE: AllowList = AllowList(
     source="the rendezvous state",
     names={
@@ -105,12 +112,19 @@ _STATE: AllowList = AllowList(
 )
 
 
+def pack_state(data: bytes) -> bytes:
+    """What is written of a rendezvous state that torch has pickled."""
+    return data if len(data) <= _PLAIN_BYTES else zlib.compress(data)
+
+
 def read_state(data: bytes) -> State:
-    """Read a rendezvous state that torch has pickled. Raises `UnsafePickleError` if it is not
-    valid, or refers to anything else.
+    """Read what `pack_state` has returned. Raises `UnsafePickleError` if it is not valid, or refers
+    to anything else.
     """
+    if not data.startswith(pickle.PROTO):
+        data = _decompress(data)
     if len(data) > _MOST_BYTES:
-        raise UnsafePickleError(f"the rendezvous state has {len(data)} bytes")
+        raise UnsafePickleError(f"the rendezvous state has more than {_MOST_BYTES:,} bytes")
     state = _STATE.read(data)
     if type(state) is not State:
         raise UnsafePickleError("the rendezvous state is of another type")
@@ -120,6 +134,14 @@ def read_state(data: bytes) -> State:
         if not is_valid(vars(state).get(name)):
             raise UnsafePickleError(f"the rendezvous state has no valid {name}")
     return state
+
+
+def _decompress(data: bytes) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        return stream.decompress(data, _MOST_BYTES + 1)
+    except zlib.error as error:
+        raise UnsafePickleError(f"the rendezvous state is damaged: {error}") from error
 
 
 def _is_valid(name: str, fields: dict[str, Any]) -> bool:
@@ -167,9 +189,12 @@ class SafeBackend(RendezvousBackend):
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
         """See base class. Raises `RendezvousStateError` for a state that is not safe."""
-        found = self._backend.set_state(state, token)
-        if found is None or found[0] == state:  # this process has pickled it
-            return found
+        packed = pack_state(state)
+        found = self._backend.set_state(packed, token)
+        if found is None:
+            return None
+        if found[0] == packed:  # this process has pickled it
+            return state, found[1], found[2]
         return _clean(found[0]), found[1], found[2]
 
 

@@ -22,7 +22,6 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from bench.marks import Mark, environment, read, running, write_job
 from bench.table import columns, quantile, title
@@ -33,7 +32,7 @@ STEPS_BEFORE = 30
 PATIENCE = 90.0
 BIN = Path(sys.executable).parent
 TORCHRUN, OWN_STORE = "torchrun, a plain script", "torchrun, workers with a store of their own"
-SCRIPT, PRELOADED = "kdist run, the same script", "kdist run, the same script, preloaded"
+SCRIPT, PRELOADED = "kdist run, new interpreters", "kdist run, the same script"
 TORCHFT = "torchft, two replica groups"
 RESTART, IN_PLACE = "kdist run, managed loop, all restart", "kdist run, managed loop, in place"
 LAYOUT = {"nodes": 1, "procsPerNode": 2}
@@ -87,12 +86,10 @@ def command(name: str, folder: Path) -> list[str]:
         ]
     if name == TORCHFT:
         return [sys.executable, "-m", "bench.replica_groups"]
-    if name == SCRIPT:
-        ranks = ["--nodes", "1", "--procs-per-node", "2", "--set", "spec.maxRestarts=100"]
-        return [str(BIN / "kdist"), "run", *ranks, script]
-    if name == PRELOADED:
-        section: dict[str, Any] = {"script": {"path": script, "preload": "torch"}}
-        return [str(BIN / "kdist"), "run", write_job(folder, {**LAYOUT, **section})]
+    if name in {SCRIPT, PRELOADED}:
+        words = ["--nodes", "1", "--procs-per-node", "2", "--set", "spec.maxRestarts=100"]
+        words += ["--set", "spec.script.preload=none"] if name == SCRIPT else []
+        return [str(BIN / "kdist"), "run", *words, script]
     train = {
         "workload": "bench.steady:Steady",
         "steps": 10**6,

@@ -357,7 +357,7 @@ SENTENCES: dict[str, Callable[[Event], str]] = {
             *("compile-cache", "data-waiting", "data-stopped", "log-rotated", "observer-failed"),
             *("restarts-off", "separate-ranks", "save-waits", "storage-unavailable"),
             *("replicas-differ", "past-end", "rank-parts-changed", "settings-edited"),
-            *("packages-failed", "packages-installed"),
+            *("packages-failed", "packages-installed", "preload-off"),
         ),
         lambda e: str(e["message"]),
     ),

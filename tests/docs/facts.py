@@ -205,6 +205,12 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
             "needs more than {:time} of CPU time for a line",
             ".script.printed_progress:_MATCH_SECONDS",
         ),
+        (
+            "too much code to look at ({} files, {:size})",
+            ".agent.script_source:_MOST_FILES",
+            ".agent.script_source:_MOST_BYTES",
+        ),
+        ("may use less than {:size} of memory", ".agent.script_source:_LEAST_MEMORY"),
         ("prints at most one line every {:time}", ".agent.logs:LOG_SECONDS"),
         ("at {:quantity} `log` becomes `log.1`", ".agent.logs:DEFAULT_LIMIT"),
         ("buffers up to {:size} for a slow reader", ".agent.logs:LIMIT"),

@@ -88,6 +88,10 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "observer-failed": {
         "message": "StepTimer does not see some collectives: ValueError: a tensor has no size"
     },
+    "preload-off": {
+        "message": "ranks start as new interpreters, which takes seconds longer: train.py:3 sets "
+        "TORCH_LOGS, which may be read when torch is imported"
+    },
     "restarts-off": {"message": "if a rank or a node is lost, the script is not started again"},
     "job-edited": {"message": "train.optimizer.learningRate is 0.2, was 0.1"},
     "replicas-differ": {

@@ -76,7 +76,7 @@ def make_job(
             "name": f"{base.metadata.name[: _LONGEST_NAME - len(name) - 1]}-{name}",
         }
         spec = {field: value for field, value in given["spec"].items() if field not in _IGNORED}
-    spec["script"] = {"module": "kdist_trainer.bench", "args": bench.arguments()}
+    spec["script"] = {"module": "kdist_trainer.bench", "args": bench.arguments(), "preload": "none"}
     spec["maxRestarts"] = 0  # a restart would distort the measurement
     document = {**job_document(name, **spec), "metadata": metadata}
     return load_text(encode_json(document), source="kdist bench", overrides=overrides or [])

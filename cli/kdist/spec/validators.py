@@ -476,7 +476,7 @@ def _unique_names(spec: Spec) -> Iterator[Violation]:
 
 def _start_variables(spec: Spec) -> Iterator[Violation]:
     """No variable that is read when a process starts is meant for ranks that are forked."""
-    if spec.script is None or spec.script.preload == "none":
+    if spec.script is None or spec.script.preload != "torch":
         return
     for index, variable in enumerate(spec.env):
         if START_VARIABLES.match(variable.name):

@@ -286,10 +286,10 @@ dist.destroy_process_group()
 class Forks:
     """A lab in which two ranks of one node train until they are told to finish."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, before: str = "", **settings: str) -> None:
         script = folder / "train.py"
-        script.write_text(TRAINING)
-        section = {"path": str(script), "preload": FORKED}
+        script.write_text(before + TRAINING)
+        section = {"path": str(script), **settings}
         self.lab = Lab(folder, procsPerNode=2, maxRestarts=10, script=section)
         self.script = str(script)
 
@@ -317,6 +317,35 @@ class Forks:
     def unavailable(self) -> list[str]:
         """Why ranks were not forked."""
         return [event["message"] for event in self.lab.events("node-0", "preload-unavailable")]
+
+
+@pytest.mark.processes
+def test_a_plain_script_is_forked_by_default_and_one_that_sets_what_torch_reads_is_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "sets").mkdir()
+    forks = Forks(tmp_path / "plain")
+    with forks.lab as lab:
+        lab.start("node-0")
+        ranks = forks.pids(1)
+        server = forks.server(ranks)
+        kill(ranks[1], signal.SIGKILL)
+        assert forks.server(forks.pids(2)) == server
+        lab.tell("finish")
+        assert lab.end("node-0") == 0
+        assert not lab.events("node-0", "preload-off")
+        assert not forks.unavailable()
+    before = "import os, sys\nos.environ['TORCH_LOGS'] = 'recompiles'\n"
+    before += "assert 'torch' not in sys.modules\n"
+    with Forks(tmp_path / "sets", before).lab as lab:
+        lab.tell("finish")
+        lab.start("node-0")
+        assert lab.end("node-0") == 0, lab.logs()
+        (event,) = lab.events("node-0", "preload-off")
+        assert "train.py:2 sets TORCH_LOGS" in event["message"]
+        assert "spec.script.preload: torch" in event["message"]
+        assert event["level"] == "info"
 
 
 @pytest.mark.sampled

@@ -60,3 +60,11 @@ def test_how_ranks_start_is_no_part_of_what_a_finished_script_has_computed() -> 
     assert compare_done(done, describe(preload="torch").to_job()).is_complete
     assert not compare_done(done, describe(collectiveTiming="off").to_job()).is_complete
     assert describe(preload="torch").to_document()["script"]["preload"] == "torch"
+    assert describe(preload="none").to_document()["script"]["preload"] == "none"
+
+
+def test_an_earlier_trainer_is_not_sent_the_default_which_it_does_not_know() -> None:
+    for config in (describe(), describe(preload="auto")):
+        assert config.script is not None
+        assert config.script.preload == "auto"
+        assert "preload" not in config.to_document()["script"]

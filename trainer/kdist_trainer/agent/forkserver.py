@@ -11,7 +11,7 @@ The forkserver of functions is multiprocessing's; only its start differs: it is 
 which must have no running threads and no CUDA context yet. If it dies, multiprocessing starts the
 next one as usual, as a new interpreter.
 
-The forkserver of scripts (`script.preload: torch`) is `kdist_trainer.processes.script_forkserver`,
+The forkserver of scripts (`script.preload`) is `kdist_trainer.processes.script_forkserver`,
 and `ScriptForkserver` is the agent's side of it. While there is no such server, scripts start as
 new interpreters. The ranks are children of the agent either way.
 """
@@ -41,6 +41,7 @@ from typing import Any, NoReturn
 
 from kdist_trainer import log
 from kdist_trainer.agent import compile_cache
+from kdist_trainer.agent.script_source import find_obstacle
 from kdist_trainer.agent.settings import Settings, limit_threads
 from kdist_trainer.config import START_VARIABLES, TrainConfig
 from kdist_trainer.formats import SPAWNER
@@ -402,12 +403,20 @@ _running: list[ScriptForkserver] = []
 
 
 def start_script_forkserver(settings: Settings) -> None:
-    """Start the forkserver of this agent's scripts if the job asks for one."""
+    """Start the forkserver of this agent's scripts, if the job asks for one or it is safe."""
     script = settings.config.script
-    if script is not None and script.preload == "torch":
-        server = ScriptForkserver(script.command, settings.code or Path.cwd())
+    if script is None or script.preload == "none":
+        return
+    folder = settings.code or Path.cwd()
+    found = find_obstacle(script.command, folder) if script.preload == "auto" else None
+    if found is None:
+        server = ScriptForkserver(script.command, folder)
         server.start()
         _running.append(server)
+    elif found:
+        message = f"ranks start as new interpreters, which takes seconds longer: {found}"
+        advice = "spec.script.preload: torch forks them all the same, none leaves this message out"
+        log.event("preload-off", message=f"{message}; {advice}")
 
 
 def running_script_forkserver() -> ScriptForkserver | None:

@@ -87,11 +87,12 @@ class Script(ConfigModel):
         None,
         description="How steps and losses are found in what rank 0 prints, without a Reporter.",
     )
-    preload: Literal["none", "torch"] = Field(
-        "none",
+    preload: Literal["auto", "none", "torch"] = later(
+        "auto",
         description=(
             "How ranks start: none is a new interpreter for each, torch forks them from a process "
-            "that has imported torch, which restarts them seconds sooner."
+            "that has imported torch, which restarts them seconds sooner; auto is torch where the "
+            "source of the script shows that nothing in it can notice, else none."
         ),
     )
 

@@ -1,4 +1,4 @@
-"""The forkserver of scripts (`script.preload: torch`), which imports torch once for all ranks of a
+"""The forkserver of scripts (`script.preload`), which imports torch once for all ranks of a
 node, and the memory that ranks share with the process that they are forked from.
 
 The server is `run_script` with the command line, the environment and the working directory that a
@@ -32,6 +32,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from kdist_trainer.formats.json_text import encode_json
@@ -97,6 +98,7 @@ DESCRIPTOR = "KDIST_FORKSERVER"
 and the three standard streams.
 """
 READY, GO = b"ready", b"go"
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/dxg")
 _MODULES = (
     "torch",
     "torch.distributed",
@@ -135,6 +137,9 @@ def _import_modules() -> None:
     if threading.active_count() > 1:
         names = ", ".join(thread.name for thread in threading.enumerate())
         raise RuntimeError(f"a fork has no threads but its own, and importing torch left: {names}")
+    opened = {str(each.resolve()) for each in Path("/proc/self/fd").iterdir()}
+    if devices := sorted(each for each in opened if each.startswith(_DEVICES)):
+        raise RuntimeError(f"a fork cannot use devices that importing torch has opened: {devices}")
     share_with_forks()
 
 

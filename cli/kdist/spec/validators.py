@@ -19,7 +19,6 @@ from pydantic import ValidationError
 
 from kdist.spec.models import LONGEST_POD_NAME, Violation, jobset_pod_name
 from kdist.spec.sources import INIT_MOUNT, check_credentials, check_sources, list_unpinned
-from kdist_trainer.config import START_VARIABLES
 from kdist_trainer.config.workload_options import OPTIONS, GptOptions, explain, names_of
 from kdist_trainer.formats import RUN
 
@@ -169,7 +168,6 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _devices(spec)
     yield from check_strategy(spec)
     yield from _unique_names(spec)
-    yield from _start_variables(spec)
     yield from check_credentials(spec)
     yield from check_sources(spec)
     yield from _standby_nodes(spec)
@@ -472,26 +470,6 @@ def _unique_names(spec: Spec) -> Iterator[Violation]:
                     f"`{path}` overlaps `{other}` of spec.data[{first}]", field, (field,)
                 )
         paths.setdefault(path, index)
-
-
-def _start_variables(spec: Spec) -> Iterator[Violation]:
-    """No variable that is read when a process starts is meant for ranks that are forked."""
-    if spec.script is None or spec.script.preload != "torch":
-        return
-    for index, variable in enumerate(spec.env):
-        if START_VARIABLES.match(variable.name):
-            fix = (
-                "use threadsPerRank instead"
-                if variable.name == "OMP_NUM_THREADS"
-                else "remove it, or use script.preload: none"
-            )
-            field = f"env.{index}.name"
-            yield Violation(
-                f"`{variable.name}` is read when a process starts, and with script.preload: torch "
-                f"ranks are forks of a process that runs already; {fix}",
-                field,
-                (field, "script.preload"),
-            )
 
 
 def _standby_nodes(spec: Spec) -> Iterator[Violation]:

@@ -348,6 +348,35 @@ def test_a_plain_script_is_forked_by_default_and_one_that_sets_what_torch_reads_
         assert event["level"] == "info"
 
 
+STARTED = """
+import json, os, pathlib, torch
+loaded = "libanl" in pathlib.Path("/proc/self/maps").read_text()
+seen = [hash("text"), torch.get_num_threads(), loaded]
+pathlib.Path(os.environ["LAB"], "seen").write_text(json.dumps(seen))
+"""
+
+
+@pytest.mark.sampled
+@pytest.mark.processes
+def test_variables_that_a_process_reads_when_it_starts_have_their_effect_in_a_fork(
+    tmp_path: Path,
+) -> None:
+    seen = []
+    for preload in (NEW, FORKED):
+        (tmp_path / preload).mkdir()
+        script = tmp_path / preload / "train.py"
+        script.write_text(STARTED)
+        with Lab(tmp_path / preload, script={"path": str(script), "preload": preload}) as lab:
+            variables = {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"}
+            lab.start("node-0", LD_PRELOAD="libanl.so.1", **variables)
+            assert lab.end("node-0") == 0, lab.logs()
+            assert not lab.events("node-0", "preload-unavailable")
+        seen.append(json.loads((tmp_path / preload / "seen").read_text()))
+    new, forked = seen
+    assert forked == new
+    assert new[1:] == [3, True]
+
+
 @pytest.mark.sampled
 @pytest.mark.processes
 def test_a_killed_rank_is_forked_again_and_the_server_ends_with_the_run(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ from kdist_trainer.formats.untrusted_text import parse_json, parse_model, parse_
 START_VARIABLES = re.compile(
     "LD_|GLIBC_TUNABLES$|MALLOC_|PYTHON|(OMP|GOMP|KMP|MKL|OPENBLAS)_|PYTORCH_.*ALLOC"
 )
-"""Names of variables that the C library, the interpreter or torch read when a process starts: they
-have no effect on a fork of a process that has imported torch.
+"""Names of variables that the C library, the interpreter or torch read when a process starts: a
+fork has those of the process that it is forked from.
 """
 
 

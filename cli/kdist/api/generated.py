@@ -169,7 +169,13 @@ class GeneratedModule:
         _keep_evaluated(source.node, value, space, refer)
         part.text = source.text()
         self._add_used(part, source.node, space, is_lazy=is_lazy or sys.version_info >= (3, 14))
-        self._import_submodules(part.text, space)
+        # import `a.b` where a source says `a.b.c`, of which a name gives only `a`
+        for first, rest in re.findall(r"\b([A-Za-z_]\w*)((?:\.\w+)+)", part.text):
+            module = space.get(first)
+            path = module.__name__ + rest if isinstance(module, ModuleType) else ""
+            while "." in path:
+                self._imports |= {f"import {path}"} if path in sys.modules else set()
+                path = path.rpartition(".")[0]
 
     def _add_used(
         self, part: _Part, node: Definition, space: Mapping[str, Any], *, is_lazy: bool
@@ -183,15 +189,6 @@ class GeneratedModule:
             if not is_python and not each.startswith("__"):
                 (part.needs if each in at_once else part.uses).add(each)
                 self.add(each, space[each], user=f"`{node.name}`")
-
-    def _import_submodules(self, text: str, space: Mapping[str, Any]) -> None:
-        """Import `a.b` where a source says `a.b.c`, of which a name gives only `a`."""
-        for first, rest in re.findall(r"\b([A-Za-z_]\w*)((?:\.\w+)+)", text):
-            module = space.get(first)
-            path = module.__name__ + rest if isinstance(module, ModuleType) else ""
-            while "." in path:
-                self._imports |= {f"import {path}"} if path in sys.modules else set()
-                path = path.rpartition(".")[0]
 
     def _import(self, module: str, line: str) -> None:
         self._imports.add(line)

@@ -511,10 +511,15 @@ class Transport:
 
 
 def _read_response(response: Any, most: int) -> ApiResponse:
+    # texts of the `Warning: 299 - "…"` headers
+    found = []
+    for value in response.headers.getlist("Warning"):
+        parts = value.split('"')
+        found.append('"'.join(parts[1:-1]).replace('\\"', '"') if len(parts) > 2 else value)
     return ApiResponse(
         response.status,
         _read_body(response, most),
-        _warnings(response),
+        tuple(found),
         {key.lower(): response.headers[key] for key in response.headers},
     )
 
@@ -585,15 +590,6 @@ def reason(error: BaseException) -> str:
             found = str(inner).lower()
         inner = inner.__cause__ or inner.__context__
     return found or type(error).__name__
-
-
-def _warnings(response: Any) -> tuple[str, ...]:
-    """Texts of the `Warning: 299 - "…"` headers."""
-    found = []
-    for value in response.headers.getlist("Warning"):
-        parts = value.split('"')
-        found.append('"'.join(parts[1:-1]).replace('\\"', '"') if len(parts) > 2 else value)
-    return tuple(found)
 
 
 def deadline(timeout: float | None) -> float:

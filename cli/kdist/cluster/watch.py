@@ -186,7 +186,20 @@ class ObjectLists:
         with status 410 when `since` has expired: the objects must be listed again.
         """
         while (left := end - time.monotonic()) > 0:
-            request = _watch_request(api_version, kind, namespace, selector, since, left)
+            seconds = max(1, math.ceil(min(left, ROUND_SECONDS * JITTER.uniform(0.9, 1.1))))
+            query = [
+                ("watch", "1"),
+                ("allowWatchBookmarks", "true"),
+                ("resourceVersion", since),
+                ("timeoutSeconds", str(seconds)),
+            ]
+            request = ApiRequest(
+                "GET",
+                resources.path(api_version, kind, namespace=namespace),
+                f"watch {resources.named(api_version, kind)}",
+                [*query, *_select(selector)],
+                timeout=seconds + SILENCE_SECONDS,
+            )
             if metadata_only:
                 request = replace(request, accept=_METADATA)
             try:
@@ -230,31 +243,6 @@ def _limit(
     place = [("continue", after)] if after else []
     most = PAGE_BYTES if size > 1 else MOST_BYTES
     return replace(request, query=[("limit", str(size)), *query, *place], most=most)
-
-
-def _watch_request(
-    api_version: str,
-    kind: str,
-    namespace: str | None,
-    selector: str,
-    version: str,
-    left: float,
-) -> ApiRequest:
-    """A watch from this version on, for one round or for `left` seconds."""
-    seconds = max(1, math.ceil(min(left, ROUND_SECONDS * JITTER.uniform(0.9, 1.1))))
-    query = [
-        ("watch", "1"),
-        ("allowWatchBookmarks", "true"),
-        ("resourceVersion", version),
-        ("timeoutSeconds", str(seconds)),
-    ]
-    return ApiRequest(
-        "GET",
-        resources.path(api_version, kind, namespace=namespace),
-        f"watch {resources.named(api_version, kind)}",
-        [*query, *_select(selector)],
-        timeout=seconds + SILENCE_SECONDS,
-    )
 
 
 def _compare(known: dict[str, Document], listed: list[Document]) -> Iterator[tuple[str, Document]]:

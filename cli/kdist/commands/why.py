@@ -11,7 +11,7 @@ from kdist.commands import options, targets
 from kdist.errors import Code
 
 if TYPE_CHECKING:
-    from kdist.diagnose import Diagnosis
+    pass
 
 
 @click.command()
@@ -42,28 +42,26 @@ def command(
     found = targets.find(job, file, local=local, timeout=timeout, **cluster_options)
     seen, cause = found.why()
     if output == "table":
-        _print(cause)
+        mark = {"fine": ("ok", "green"), "waiting": ("waiting", "yellow")}.get(
+            cause.severity, (cause.severity, "red")
+        )
+        console.paragraph(
+            f"{cause.cause}: {cause.sentence}" if cause.cause != "none" else cause.sentence,
+            start=f"{console.style(mark[0], mark[1], bold=True)} ",
+        )
+        for line in cause.evidence:
+            console.paragraph(line, start=f"  {console.style('|', dim=True)} ")
+        for each in cause.also:
+            console.paragraph(f"{each.cause}: {each.sentence}", start="Also: ")
+        if cause.fix:
+            console.paragraph(cause.fix, start=f"{console.style('Fix:', bold=True)} ")
+        for number, line in enumerate(map(console.name_place, cause.commands)):
+            is_last = number == len(cause.commands) - 1
+            shown = f"{cause.change}, then {line}" if cause.change and is_last else line
+            console.result(
+                f"{console.style('Next:' if number == 0 else '  or:', bold=True)} {shown}"
+            )
         return Code.OK
     document = {"job": found.name, "phase": str(seen.status.phase), **cause.to_document()}
     console.emit(document, kind="Diagnosis", output=output, name=cause.cause)
     return Code.OK
-
-
-def _print(cause: Diagnosis) -> None:
-    mark = {"fine": ("ok", "green"), "waiting": ("waiting", "yellow")}.get(
-        cause.severity, (cause.severity, "red")
-    )
-    console.paragraph(
-        f"{cause.cause}: {cause.sentence}" if cause.cause != "none" else cause.sentence,
-        start=f"{console.style(mark[0], mark[1], bold=True)} ",
-    )
-    for line in cause.evidence:
-        console.paragraph(line, start=f"  {console.style('|', dim=True)} ")
-    for each in cause.also:
-        console.paragraph(f"{each.cause}: {each.sentence}", start="Also: ")
-    if cause.fix:
-        console.paragraph(cause.fix, start=f"{console.style('Fix:', bold=True)} ")
-    for number, line in enumerate(map(console.name_place, cause.commands)):
-        is_last = number == len(cause.commands) - 1
-        shown = f"{cause.change}, then {line}" if cause.change and is_last else line
-        console.result(f"{console.style('Next:' if number == 0 else '  or:', bold=True)} {shown}")

@@ -58,24 +58,20 @@ def _attempt(one: Mapping[str, Any]) -> tuple[str, ...]:
     if by_category.get("unobserved"):  # a script that reports no steps
         unknown = ("-",) * 4
         return str(one["generation"]), str(one["reason"]), *unknown, seconds(total), "-", _end(one)
+    # steps that a later attempt began below, and those that only the next one will
+    lost, unsaved = one["lostSteps"], one.get("unsavedSteps") or 0
+    parts = [number(lost)] if lost or not unsaved else []
     return (
         str(one["generation"]),
         str(one["reason"]),
         f"step {number(one['fromStep'])}",
         number(one["reachedStep"] - one["fromStep"]),
         number(one["keptSteps"]),
-        _lost(one),
+        ", ".join([*parts, *([f"{number(unsaved)} not saved"] if unsaved else [])]),
         seconds(total),
         _share(sum(by_category.get(name, 0.0) for name in USEFUL), total),
         _end(one),
     )
-
-
-def _lost(one: Mapping[str, Any]) -> str:
-    """Steps that a later attempt began below, and those that only the next one will."""
-    lost, unsaved = one["lostSteps"], one.get("unsavedSteps") or 0
-    parts = [number(lost)] if lost or not unsaved else []
-    return ", ".join([*parts, *([f"{number(unsaved)} not saved"] if unsaved else [])])
 
 
 def _end(one: Mapping[str, Any]) -> str:

@@ -120,13 +120,6 @@ def port_of(endpoint: str) -> int:
     return address.port or (80 if address.scheme == "http" else 443)
 
 
-def check_url(url: str) -> Iterator[Violation]:
-    """Check the URL of a bucket."""
-    problem = find_secret(url) or ("" if re.search(BUCKET, url) else NO_BUCKET)
-    if problem:
-        yield Violation(problem, "url", ("url",))
-
-
 def check_endpoint(endpoint: str, field: str = "endpoint") -> Iterator[Violation]:
     """Check the address of a server."""
     if problem := find_server_problem(endpoint):
@@ -424,7 +417,9 @@ class Checkpoints(CheckedModel):
             if getattr(self, name) is not None and self.url is None:
                 yield Violation("belongs to a bucket: it needs url", name, ("url", name))
         if self.url is not None:
-            yield from check_url(self.url)
+            problem = find_secret(self.url) or ("" if re.search(BUCKET, self.url) else NO_BUCKET)
+            if problem:
+                yield Violation(problem, "url", ("url",))
         if self.endpoint is not None:
             yield from check_endpoint(self.endpoint)
             if self.scheme == "gs":

@@ -33,14 +33,6 @@ TENSOR_WORKLOADS = ("gpt",)
 """Shipped workloads that have a tensor plan."""
 
 
-def check_strategy(spec: Spec) -> Iterator[Violation]:
-    """Yield the violations of the rules of a job's strategy."""
-    yield from _one_process(spec)
-    yield from _replicas(spec)
-    yield from _tensor_plan(spec)
-    yield from _stages(spec)
-
-
 def _one_process(spec: Spec) -> Iterator[Violation]:
     """`data_parallel` is a single process with all GPUs; nothing averages gradients across
     processes.
@@ -166,7 +158,10 @@ def check(spec: Spec) -> Iterator[Violation]:
     yield from _restart_rules(spec)
     yield from _shards(spec)
     yield from _devices(spec)
-    yield from check_strategy(spec)
+    yield from _one_process(spec)
+    yield from _replicas(spec)
+    yield from _tensor_plan(spec)
+    yield from _stages(spec)
     yield from _unique_names(spec)
     yield from check_credentials(spec)
     yield from check_sources(spec)

@@ -335,7 +335,9 @@ class Follower:
             if _has_log(pod, self._request):
                 self._start_reading(pod)
         if not self._readings or all(reading.ended for reading in self._readings.values()):
-            self._report_why(snapshot)
+            cause = diagnose(snapshot)
+            if cause.severity != "fine":
+                self._notify_once(cause.sentence)
         if self._request.container is not None and chosen and self._has_read(chosen):
             return True
         return snapshot.status.phase.terminal and not any(pod.running for pod in chosen)
@@ -424,12 +426,6 @@ class Follower:
                         self._put_previous(pod, reading, reading.restarts)
                 reading.last = line.stamp
                 self._lines.put(line)
-
-    def _report_why(self, snapshot: Snapshot) -> None:
-        """Report why there is nothing to read, once for each reason."""
-        cause = diagnose(snapshot)
-        if cause.severity != "fine":
-            self._notify_once(cause.sentence)
 
     def _notify_once(self, sentence: str) -> None:
         if (key := without_times(sentence)) != self._reported:

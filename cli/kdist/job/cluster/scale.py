@@ -8,9 +8,7 @@ all ranks have saved; nodes that leave save first.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from kdist.agents.metrics import AgentSample
 from kdist.cluster.polling import wait_until
 from kdist.errors import KdistError, UsageError
 from kdist.job.cluster import agents, suspend
@@ -96,29 +94,24 @@ def _wait_for_size(wanted: AppliedJob, before: int, timeout: float | None) -> st
         if (state := wanted.state()).finished:
             return f" and has finished ({state.finished})"
         samples = agents.fetch_samples(wanted, wanted.pods(), timeout=agents.TIMEOUT)
-        return _describe_group(samples, most)
+        newest = max((sample.generation for sample in samples.values()), default=0)
+        group = [
+            sample
+            for sample in samples.values()
+            if sample.generation == newest
+            and sample.status.get("state") in ("running", "checkpointing")
+        ]
+        if len(group) != most or not newest:
+            return None
+        world = documents.integer(group[0].status, "world_size") or 0
+        verb = "trains" if world == 1 else "train"
+        return f": {count(world, 'rank')} {verb}, generation {newest}"
 
     limit = suspend.STARTING_SECONDS if timeout is None else timeout
     what = f"{most} nodes of {wanted.name} to train together"
     return wait_until(
         poll, timeout=limit, what=what, notify=notify, next_command=wanted.command("why")
     )
-
-
-def _describe_group(samples: Mapping[str, AgentSample], most: int) -> str | None:
-    """The worker group as the end of a message, once `most` nodes are in it; None before."""
-    newest = max((sample.generation for sample in samples.values()), default=0)
-    group = [
-        sample
-        for sample in samples.values()
-        if sample.generation == newest
-        and sample.status.get("state") in ("running", "checkpointing")
-    ]
-    if len(group) != most or not newest:
-        return None
-    world = documents.integer(group[0].status, "world_size") or 0
-    verb = "trains" if world == 1 else "train"
-    return f": {count(world, 'rank')} {verb}, generation {newest}"
 
 
 def describe_nodes(least: int, most: int) -> str:

@@ -71,6 +71,8 @@ def make_report(name: str, folder: RunFolder, outcome: Outcome) -> dict[str, Any
         ledger["metrics"] or (folder.done() or {}).get("metrics") or {}
     )  # DONE is written before the ledger's line
     started, ended = invocations[-1] if invocations else (0.0, 0.0)
+    records = [run_dir.read_json(path) for path in sorted(folder.root.glob("node-*/exit.json"))]
+    loss = NonfiniteLoss.gather(records)
     return {
         "apiVersion": CLI_API_VERSION,
         "kind": "RunReport",
@@ -83,7 +85,7 @@ def make_report(name: str, folder: RunFolder, outcome: Outcome) -> dict[str, Any
         "warnings": list(folder.warnings),
         "wallSeconds": round((ended or started) - started, 3),
         **ledger,
-        "nonFiniteLoss": read_nonfinite_loss(folder),
+        "nonFiniteLoss": None if loss is None else loss.to_document(),
         "folder": str(folder.root),
         "checkpointFolder": CheckpointLocation.of_run(folder.run).text,
     }
@@ -141,15 +143,6 @@ def _failure(folder: RunFolder, outcome: Outcome) -> dict[str, Any] | None:
     if isinstance(failed_on, str) and re.fullmatch(r"node-\d+", failed_on):
         log = folder.log(failed_on)
     return {**record, "agent": outcome.node, "log": str(log)}
-
-
-def read_nonfinite_loss(folder: RunFolder) -> dict[str, Any] | None:
-    """How often a script has reported a loss that is NaN or infinite, and such a loss if it was the
-    last one; None if none was.
-    """
-    records = [run_dir.read_json(path) for path in sorted(folder.root.glob("node-*/exit.json"))]
-    loss = NonfiniteLoss.gather(records)
-    return None if loss is None else loss.to_document()
 
 
 def read_saved_step(checkpoints: Path) -> tuple[int | None, float | None]:

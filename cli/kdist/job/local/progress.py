@@ -154,7 +154,11 @@ class Progress:
         if kind == "rendezvous-completed":
             self.world = documents.integer(event, "world_size") or self.world
         elif kind == "restarting":
-            self._observe_restart(event)
+            made = documents.integer(event, "restarts") or 0
+            budget = documents.integer(event, "budget")
+            self.restarts = max(self.restarts, made)
+            if event.get("counted") != "machines":  # which do not spend maxRestarts
+                self.left = None if budget is None else budget - made
         elif kind == "training-started":
             self.last_step_at = self.clock()
         elif kind == "checkpoints-opened":
@@ -166,12 +170,6 @@ class Progress:
         elif kind in ("progress", "resumed", "continued", "first-step", "done"):
             self.rate = _or(documents.number(event, "samples_per_second"), self.rate)
             self._record_step(event)
-
-    def _observe_restart(self, event: Event) -> None:
-        made, budget = documents.integer(event, "restarts") or 0, documents.integer(event, "budget")
-        self.restarts = max(self.restarts, made)
-        if event.get("counted") != "machines":  # which do not spend maxRestarts
-            self.left = None if budget is None else budget - made
 
     def _observe_fetch(self, event: Event) -> None:
         found = FetchProgress.read(event)

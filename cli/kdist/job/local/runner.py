@@ -143,7 +143,14 @@ class RunSession:
         for node, reply in self.poller.replies().items():
             self.progress.observe_reply(node, reply)
         self._log_serving()
-        self._log_waiting()
+        sentence = self.progress.waiting_for()
+        reason = re.sub(r"no step for.*", "no step", sentence or "")
+        last_reason, logged_at = self._last_waiting
+        now = self.progress.clock()
+        if reason != last_reason or (reason and now - logged_at > _REPEAT_WAITING):
+            self._last_waiting = (reason, now)
+            if sentence:
+                self.log_event("kdist", "waiting", message=sentence)
         self._draw(last=last)
 
     def _draw(self, *, last: bool = False) -> None:
@@ -196,17 +203,6 @@ class RunSession:
             self.log_event("kdist", "metrics-served", message=addresses)
             if self.launcher is not None:
                 self.launcher.report_begun(self.progress.job)
-
-    def _log_waiting(self) -> None:
-        """Log what the job waits for when that changes, and again from time to time."""
-        sentence = self.progress.waiting_for()
-        reason = re.sub(r"no step for.*", "no step", sentence or "")
-        last_reason, logged_at = self._last_waiting
-        now = self.progress.clock()
-        if reason != last_reason or (reason and now - logged_at > _REPEAT_WAITING):
-            self._last_waiting = (reason, now)
-            if sentence:
-                self.log_event("kdist", "waiting", message=sentence)
 
 
 def run_job(

@@ -27,17 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         config = read_config(given.config, given.scratch)
-        _check_init(given, config)
+        init = config.train.init if config.train is not None else None
+        if init is not None and init.url is not None and given.init is None:
+            raise ValueError(f"spec.train.init: {NOT_FETCHED.format(init.url)}")
         return launch(_settings(given, config))
     except (ValueError, ImportError, OSError) as error:  # a ValidationError is a ValueError
         return _report_start_failure(given, error)
-
-
-def _check_init(given: argparse.Namespace, config: TrainConfig) -> None:
-    """Raise `ValueError` for weights that had to be fetched first, and were not."""
-    init = config.train.init if config.train is not None else None
-    if init is not None and init.url is not None and given.init is None:
-        raise ValueError(f"spec.train.init: {NOT_FETCHED.format(init.url)}")
 
 
 def _settings(given: argparse.Namespace, config: TrainConfig) -> Settings:

@@ -98,7 +98,10 @@ def run(path: str, arguments: list[str], spec: importlib.machinery.ModuleSpec | 
     except SystemExit as error:
         ended_with = _exit_code(error)
         if ended_with == 0:
-            _record_exit(error)
+            # leave the line that ended the script early, if one of its own did
+            if (place := own_place()) is not None:
+                with contextlib.suppress(OSError):
+                    result.left_path(*place).write_text(find_place(error) or "")
         elif ended_with == 1 and error.__context__ and not error.__suppress_context__:
             # Hydra and others print what ends a script, and exit
             failure.record(error.__context__, remark=_explain(error.__context__))
@@ -123,7 +126,14 @@ def _prepare() -> None:
     if "KDIST_GENERATION" in os.environ:  # an agent has started it
         _after_import("torch", _prepare_torch)
         if os.environ.get("KDIST_TRACKER_IDENTITY", "on") == "on" and "KDIST_RUN_ID" in os.environ:
-            _name_run()
+            # have W&B and MLflow continue the curve of this rank in the next generation
+            from kdist_trainer.script import tracker_identity as trackers
+
+            identity = trackers.identify(
+                os.environ["KDIST_RUN_ID"], int(os.environ.get("RANK", "0"))
+            )
+            _after_import("wandb", partial(trackers.continue_wandb, identity))
+            _after_import("mlflow", partial(trackers.continue_mlflow, identity))
         if os.environ.get("RANK", "0") == "0":
             from kdist_trainer.script.accelerate_config import compare_accelerator
 
@@ -132,15 +142,6 @@ def _prepare() -> None:
             from kdist_trainer.script.printed_progress import PrintedProgress
 
             PrintedProgress(os.environ["KDIST_PROGRESS"]).install()
-
-
-def _name_run() -> None:
-    """Have W&B and MLflow continue the curve of this rank in the next generation."""
-    from kdist_trainer.script.tracker_identity import continue_mlflow, continue_wandb, identify
-
-    identity = identify(os.environ["KDIST_RUN_ID"], int(os.environ.get("RANK", "0")))
-    _after_import("wandb", partial(continue_wandb, identity))
-    _after_import("mlflow", partial(continue_mlflow, identity))
 
 
 def _explain(error: BaseException) -> str:
@@ -164,7 +165,15 @@ def _prepare_torch() -> None:
         and os.environ.get("KDIST_COLLECTIVE_TIMING", "on") == "on"
     )
     if is_timed and os.environ.get("WORLD_SIZE", "1") != "1":
-        _time_collectives()
+        try:
+            from kdist_trainer.script import collectives
+
+            collectives.install()
+        except Exception as error:  # noqa: BLE001 - missing metrics must never end a training
+            log.warn(
+                "timing-failed",
+                message=f"collectives are not timed: {type(error).__name__}: {error}",
+            )
 
 
 def _bind_store() -> None:
@@ -197,17 +206,6 @@ def _mark_group(group: bool | None) -> None:
             path = liveness.heartbeat_path(*place)
             with contextlib.closing(liveness.Heartbeat(path)) as heartbeat:
                 heartbeat.mark_group(group)
-
-
-def _time_collectives() -> None:
-    try:
-        from kdist_trainer.script import collectives
-
-        collectives.install()
-    except Exception as error:  # noqa: BLE001 - missing metrics must never end a training
-        log.warn(
-            "timing-failed", message=f"collectives are not timed: {type(error).__name__}: {error}"
-        )
 
 
 def _after_import(name: str, call: Callable[[], None]) -> None:
@@ -290,13 +288,6 @@ def _end(code: int) -> NoReturn:
 def _exit_later(code: int) -> None:
     time.sleep(_END_SECONDS)
     os._exit(code)
-
-
-def _record_exit(error: SystemExit) -> None:
-    """Leave the line that ended the script early, if one of its own did."""
-    if (place := own_place()) is not None:
-        with contextlib.suppress(OSError):
-            result.left_path(*place).write_text(find_place(error) or "")
 
 
 if __name__ == "__main__":

@@ -312,21 +312,16 @@ class Workload(ABC):
             digest.update("\n".join(samples.stream.files()).encode())
         if isinstance(samples, TensorDataset):
             for tensor in samples.tensors:
-                digest.update(_sample_bytes(tensor))
+                spaced = tensor[:: max(1, len(tensor) // 4096)].contiguous()
+                digest.update(
+                    f"{tuple(tensor.shape)} {tensor.dtype}".encode()
+                    + spaced.view(torch.uint8).numpy().tobytes()
+                )
         return digest.hexdigest()[:32]
 
     def to_device(self, batch: Any) -> Any:
         """Move a batch to the rank's device."""
         return _move(batch, self.context.device)
-
-
-def _sample_bytes(tensor: Tensor, rows: int = 4096) -> bytes:
-    """Shape, type and about `rows` evenly spaced rows of a tensor."""
-    spaced = tensor[:: max(1, len(tensor) // rows)].contiguous()
-    return (
-        f"{tuple(tensor.shape)} {tensor.dtype}".encode()
-        + spaced.view(torch.uint8).numpy().tobytes()
-    )
 
 
 def _move(value: Any, device: torch.device) -> Any:

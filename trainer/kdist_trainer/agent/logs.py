@@ -447,7 +447,11 @@ class KeptLog:
                 if data:
                     self._keep(generation, data)
                 if is_last or self._seconds_to_flush() == 0:
-                    self._flush()
+                    try:  # after an error the segment is tried again later
+                        if self._segment is not None:
+                            self._segment.flush()
+                    except OSError as error:
+                        self._warn(error)
             finally:
                 with self._changed:
                     self._bytes -= len(data)
@@ -462,28 +466,17 @@ class KeptLog:
         if time.monotonic() < self._resume_at:
             return
         try:
-            self._append(generation, self._hide.sub(_HIDDEN, data) if self._hide else data)
+            segment = self._segment
+            is_other = segment is None or self._segment_generation != generation
+            if segment is None or is_other or segment.size >= self._segment_bytes:
+                if segment is not None:
+                    segment.flush()
+                segment = self._open_next(generation)
+            segment.write(self._hide.sub(_HIDDEN, data) if self._hide else data)
+            self._segment, self._segment_generation = segment, generation
         except OSError as error:
             self._segment = None
             self._resume_at = time.monotonic() + _RETRY_SECONDS
-            self._warn(error)
-
-    def _append(self, generation: int, data: bytes) -> None:
-        segment = self._segment
-        is_other = segment is None or self._segment_generation != generation
-        if segment is None or is_other or segment.size >= self._segment_bytes:
-            if segment is not None:
-                segment.flush()
-            segment = self._open_next(generation)
-        segment.write(data)
-        self._segment, self._segment_generation = segment, generation
-
-    def _flush(self) -> None:
-        """Write what is not yet written; after an error the segment is tried again later."""
-        try:
-            if self._segment is not None:
-                self._segment.flush()
-        except OSError as error:
             self._warn(error)
 
     def _warn(self, error: OSError) -> None:

@@ -463,7 +463,10 @@ class WorkerMonitor:
             return self._end_desynchronized(mismatch)
         self._update_state()
         self._forward_stop()
-        self._stop_at_deadline()
+        if self._terminated_at is None and self.generation.is_past_deadline(self.config):
+            self._is_past_deadline = True
+            log.event("stopping", reason="activeDeadlineSeconds has passed")
+            self._terminate(DEADLINE, since=time.monotonic())
         polled = self._read_poll()
         if "planned_stop" in polled.document and not self._is_stop_told:
             self._tell_deadline(time.monotonic())  # of another node; here nobody is killed by then
@@ -496,13 +499,6 @@ class WorkerMonitor:
         managed = self.config.train is not None
         log.event("stopping", reason="asked to stop", saves=managed or opened)
         self._terminate(STOP, since=self.stop.requested_at)
-
-    def _stop_at_deadline(self) -> None:
-        """Have the workers save and stop once the job has been active for as long as it may be."""
-        if self._terminated_at is None and self.generation.is_past_deadline(self.config):
-            self._is_past_deadline = True
-            log.event("stopping", reason="activeDeadlineSeconds has passed")
-            self._terminate(DEADLINE, since=time.monotonic())
 
     def _read_poll(self) -> PollResult:
         """The latest poll of the rendezvous; an empty one while the store is unreachable."""

@@ -313,12 +313,7 @@ def prepare_scratch(settings: Settings) -> set[int]:
         file.write(f"{os.getpid()}\n")
     for name in ("agent.json", "exit.json", "metrics.sock"):
         (scratch / name).unlink(missing_ok=True)
-    _keep_config(settings)
-    return pids - {os.getpid()}
-
-
-def _keep_config(settings: Settings) -> None:
-    """Keep the job as it was read, so that nothing that happens to its file later ends the run."""
+    # keep the job as it was read, so that nothing that happens to its file later ends the run
     fresh = settings.scratch / f"{KEPT}.new"
     try:
         fresh.write_text(settings.config.to_json())
@@ -326,6 +321,7 @@ def _keep_config(settings: Settings) -> None:
     except OSError:  # a full disk: what an earlier agent has kept may be of another job
         for stale in (fresh, settings.scratch / KEPT):
             stale.unlink(missing_ok=True)
+    return pids - {os.getpid()}
 
 
 def read_config(path: Path, scratch: Path) -> TrainConfig:

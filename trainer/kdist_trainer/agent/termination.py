@@ -121,7 +121,10 @@ class TerminationPolicy:
         if cause is not None:
             self._telemetry.group_failed(cause)
         elif self._all_done(generation, result):
-            self._finish(generation, result)
+            # a managed training has passed a barrier; scripts may still run on other nodes
+            if self._settings.config.train is not None or self._wait_for_others(generation, result):
+                self._finish_now(None, result)
+            self._telemetry.state("restarting")
         else:
             # the ranks were asked to stop: that is no failure
             self._agent_store.plan_stop(generation.number, STOP)
@@ -313,14 +316,6 @@ class TerminationPolicy:
         # A script that stops on request exits with 0 too, also on nodes whose ranks got the request
         # from their peers only.
         return "planned_stop" not in self._agent_store.generation(generation.number)
-
-    def _finish(self, generation: Generation, result: GroupResult) -> None:
-        """End the run if all nodes are done. A managed training has passed a barrier; scripts may
-        still run on other nodes.
-        """
-        if self._settings.config.train is not None or self._wait_for_others(generation, result):
-            self._finish_now(None, result)
-        self._telemetry.state("restarting")
 
     def _wait_for_others(self, generation: Generation, result: GroupResult) -> bool:
         """Wait for the other nodes' scripts; False if not all succeed, so that all restart."""

@@ -50,7 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), 2)
     try:
         if given.question == "logs":
-            return _print_log(given)
+            if not given.name:
+                sys.stdout.write(encode_json(describe_logs(given.folder)) + "\n")
+                return 0
+            for piece in read_log(given.folder, given.name, generation=given.generation):
+                sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+            return 0
         document = _answer(given)
     except ObjectStoreError as error:  # it names the object
         return _fail(str(error), os.EX_IOERR)
@@ -88,17 +94,6 @@ def _answer(given: argparse.Namespace) -> dict[str, Any]:
 
         return describe(given.folder, verify=True, read=read_all_values, only=given.name)
     return describe(given.folder, only=given.name)
-
-
-def _print_log(given: argparse.Namespace) -> int:
-    """Print what is kept of one node's log, or without a node a description of all as JSON."""
-    if not given.name:
-        sys.stdout.write(encode_json(describe_logs(given.folder)) + "\n")
-        return 0
-    for piece in read_log(given.folder, given.name, generation=given.generation):
-        sys.stdout.buffer.write(piece)
-    sys.stdout.buffer.flush()
-    return 0
 
 
 def _export(given: argparse.Namespace) -> dict[str, Any]:

@@ -448,7 +448,13 @@ class Writer:
         result: SaveResult | None = None
         try:
             if self._group.is_rank_zero and not self._is_cleaned:
-                self._clean(request)
+                # of groups that were killed between a commit and what it removes, and in an object
+                # store cut saves, of which a folder on a disk is rid when it is locked
+                if not isinstance(self._directory.root, Path):
+                    before = request.manifest.epoch
+                    commit.clean_stale(self._directory, before=before, spared=self._spared)
+                commit.prune(self._directory, self._lock, **self._kept)
+                self._is_cleaned = True
             digests = content()
             if self._group.is_rank_zero:
                 result = self._commit(request, digests)
@@ -468,17 +474,6 @@ class Writer:
             if self._group.is_rank_zero:
                 commit.prune(self._directory, self._lock, **self._kept)
         return agreed
-
-    def _clean(self, request: CommitRequest) -> None:
-        """Remove what groups before have left: those that were killed between a commit and what it
-        removes, and in an object store cut saves. A folder on a disk is rid of these when it is
-        locked.
-        """
-        if not isinstance(self._directory.root, Path):
-            before = request.manifest.epoch
-            commit.clean_stale(self._directory, before=before, spared=self._spared)
-        commit.prune(self._directory, self._lock, **self._kept)
-        self._is_cleaned = True
 
     def write_tensors(
         self,

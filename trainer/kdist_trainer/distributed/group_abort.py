@@ -105,7 +105,12 @@ def make_group(
     with recording():
         group: ProcessGroup = make(min(timeout, _CONNECT_TIMEOUT) if is_enabled() else timeout)
     if not connects_later:
-        _refuse_newcomers(_recorded - before)
+        made = _recorded - before  # those that listen drop what arrives to open a connection
+        for descriptor, name in _open_sockets().items():
+            if name in made:
+                with suppress(OSError), open_copy(descriptor) as own:
+                    if _is_listening(own):
+                        attach_filter(descriptor, own.family, ())
     if is_enabled():
         group.set_timeout(timeout)
         _made[group] = MadeGroup(thread_ids() - threads, timeout)
@@ -129,15 +134,6 @@ def abort() -> None:
         if not future.done():
             with suppress(RuntimeError):  # it has just been completed
                 future.set_exception(_error())
-
-
-def _refuse_newcomers(names: set[str]) -> None:
-    """Have those of these sockets that listen drop what arrives to open a connection."""
-    for descriptor, name in _open_sockets().items():
-        if name in names:
-            with suppress(OSError), open_copy(descriptor) as own:
-                if _is_listening(own):
-                    attach_filter(descriptor, own.family, ())
 
 
 def reset() -> None:

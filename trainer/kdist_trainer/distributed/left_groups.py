@@ -109,7 +109,15 @@ class LeftGroups:
         pause = threading.Event()
         while self._close_fresh():
             pause.wait(_LOOK_SECONDS)
-            self._release()
+            # destroyed in this thread, and not within the lock; most are still held by a training
+            # that was left, whose parts refer to each other
+            with self._lock:
+                free = [each for each in self._groups if each.can_be_destroyed()]
+                self._groups = [each for each in self._groups if each not in free]
+            held = [each.let_go() for each in free]
+            if any(reference() is not None for reference in held):
+                # Quick, since what a rank shares with the forkserver is not searched.
+                gc.collect()
             kept, before = len(self._groups), self._crowd
             self._crowd = kept if kept > MOST_WAITED_IN else 0
             if self._crowd or before:
@@ -126,18 +134,6 @@ class LeftGroups:
         for each in fresh:
             each.close_connections()
         return True
-
-    def _release(self) -> None:
-        """Destroy the groups that can be, in this thread and not within the lock. Most are still
-        held by a training that was left, whose parts refer to each other.
-        """
-        with self._lock:
-            free = [each for each in self._groups if each.can_be_destroyed()]
-            self._groups = [each for each in self._groups if each not in free]
-        held = [each.let_go() for each in free]
-        if any(reference() is not None for reference in held):
-            # Quick, since what a rank shares with the forkserver is not searched.
-            gc.collect()
 
 
 left = LeftGroups()

@@ -150,7 +150,13 @@ class StepLines:
         if len(self._newest) > _NEWEST_BLOCKS:
             self._read(self._newest.popleft())
             if len(self._groups) > self._most:
-                self._merge()
+                self._share *= 2
+                groups, self._groups = self._groups, []
+                for group in groups:
+                    self._append(group)
+                # groups that cannot be merged are no usual run's: the oldest become a gap of the
+                # ledger
+                del self._groups[: -2 * self._most]
 
     def _read(self, block: bytes) -> None:
         try:
@@ -198,7 +204,8 @@ class StepLines:
             except MalformedTextError:  # torn, as by a crash
                 continue
             check_format(EVENTS_FILE, record)
-            if isinstance(record, dict) and _is_step(record):
+            keys = ("generation", "step")
+            if isinstance(record, dict) and all(_is_int(record.get(key)) for key in keys):
                 generation, step = record["generation"], record["step"]
                 sums = finite_number(record.get(_SUMS[0])), finite_number(record.get(_SUMS[1]))
                 sample, is_alone = record.get("first"), self._is_new(generation)
@@ -221,15 +228,6 @@ class StepLines:
             return False
         at = bisect_left(self._cuts, before.last)
         return at == len(self._cuts) or self._cuts[at] != before.last
-
-    def _merge(self) -> None:
-        """Make the groups fewer by making them larger."""
-        self._share *= 2
-        groups, self._groups = self._groups, []
-        for group in groups:
-            self._append(group)
-        # Groups that cannot be merged are no usual run's: the oldest become a gap of the ledger.
-        del self._groups[: -2 * self._most]
 
 
 def _find_cuts(events: Iterable[Mapping[str, Any]]) -> set[int]:
@@ -254,10 +252,6 @@ def _find_ends(lines: Sequence[WrittenLine]) -> list[int]:
         return []  # nearly always
     keys = pairwise((line.generation, line.step) for line in lines)
     return [at for at, (one, two) in enumerate(keys, 1) if two != (one[0], one[1] + 1)]
-
-
-def _is_step(record: Mapping[str, Any]) -> bool:
-    return _is_int(record.get("generation")) and _is_int(record.get("step"))
 
 
 def _is_int(value: object) -> bool:

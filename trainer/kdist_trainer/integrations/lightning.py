@@ -133,7 +133,16 @@ class KdistCallback(Callback):
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
-        self._report_step(trainer)
+        # as often as Lightning logs: to read a loss waits for the device
+        logs = self._step % max(1, getattr(trainer, "log_every_n_steps", 1)) == 0
+        self._reporter.step(
+            step=self._step,
+            target_steps=self._target_steps,
+            samples=self._samples,
+            learning_rate=self._learning_rate,
+            loss=float(self._loss) if logs and self._loss is not None else None,
+        )
+        self._loss, self._samples = None, 0
         if self._checkpoints.is_due(self._step):
             self._save(trainer)
         if self._checkpoints.stopping:
@@ -162,18 +171,6 @@ class KdistCallback(Callback):
             framework.save_generators(folder, trainer.global_rank, epoch_ended=ended)
 
         self._checkpoints.save(self._step, write)
-
-    def _report_step(self, trainer: Trainer) -> None:
-        # as often as Lightning logs: to read a loss waits for the device
-        logs = self._step % max(1, getattr(trainer, "log_every_n_steps", 1)) == 0
-        self._reporter.step(
-            step=self._step,
-            target_steps=self._target_steps,
-            samples=self._samples,
-            learning_rate=self._learning_rate,
-            loss=float(self._loss) if logs and self._loss is not None else None,
-        )
-        self._loss, self._samples = None, 0
 
 
 def _count_samples(batch: Any) -> int:

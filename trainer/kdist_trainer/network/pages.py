@@ -61,7 +61,17 @@ class _Request(Session):
 
     def _answer(self, response: HttpResponse, *, with_body: bool) -> None:
         self._is_answered = True
-        self._connection.send(_head(response), response.body if with_body else b"")
+        lines = [
+            f"HTTP/1.1 {response.status.value} {response.status.phrase}",
+            f"Content-Type: {response.media_type}",
+            f"Content-Length: {len(response.body)}",
+            "Cache-Control: no-store",
+            "X-Content-Type-Options: nosniff",
+            *(["Allow: GET, HEAD"] if response.status is HTTPStatus.METHOD_NOT_ALLOWED else []),
+            "Connection: close",
+        ]
+        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        self._connection.send(head, response.body if with_body else b"")
         self._connection.finish()
 
     def _respond(self, head: bytes) -> tuple[HttpResponse, str]:
@@ -87,16 +97,3 @@ class _Request(Session):
 def text_response(status: HTTPStatus, line: str = "") -> HttpResponse:
     """A plain-text response of one line, by default the status in words."""
     return HttpResponse(status, f"{line or status.phrase.lower()}\n".encode())
-
-
-def _head(response: HttpResponse) -> bytes:
-    lines = [
-        f"HTTP/1.1 {response.status.value} {response.status.phrase}",
-        f"Content-Type: {response.media_type}",
-        f"Content-Length: {len(response.body)}",
-        "Cache-Control: no-store",
-        "X-Content-Type-Options: nosniff",
-        *(["Allow: GET, HEAD"] if response.status is HTTPStatus.METHOD_NOT_ALLOWED else []),
-        "Connection: close",
-    ]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

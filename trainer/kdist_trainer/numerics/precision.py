@@ -142,7 +142,9 @@ class ScaledPrecision(Precision):
         norm = None
         if self._clip is not None or check.needs_norm or self.stages is not None:
             self.scaler.unscale_(optimizer)
-            self._share_overflow(optimizer)
+            if self.stages is not None:  # an overflow in one stage of a pipeline is one in all
+                for found in found_overflows(self.scaler, optimizer):
+                    dist.all_reduce(found, dist.ReduceOp.MAX, group=self.stages)
             norm = self._clip_gradients(optimizer, needs_norm=check.needs_norm)
         overflown, reason = False, ""
         if norm is not None and check.needs_norm:
@@ -152,12 +154,6 @@ class ScaledPrecision(Precision):
             self.scaler.step(optimizer)
         self.scaler.update()
         return UpdateResult(norm, overflown or bool(reason), reason)
-
-    def _share_overflow(self, optimizer: Optimizer) -> None:
-        """Make an overflow in one stage of a pipeline an overflow in all."""
-        if self.stages is not None:
-            for found in found_overflows(self.scaler, optimizer):
-                dist.all_reduce(found, dist.ReduceOp.MAX, group=self.stages)
 
     def state_dict(self) -> dict[str, Any]:
         """Scale and growth counter."""

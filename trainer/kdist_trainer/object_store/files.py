@@ -91,7 +91,13 @@ class ObjectReader(io.RawIOBase):
             self._blocks.pop(one).cancel()
         for one in wanted:
             if one not in self._blocks:
-                self._blocks[one] = self._fetch(one)
+                if self._threads is None:
+                    self._threads = ThreadPoolExecutor(READ_AHEAD + 1, "object-reader")
+                start = one * BLOCK_BYTES
+                length = min(BLOCK_BYTES, self._size - start)
+                self._blocks[one] = self._threads.submit(
+                    self._store.read_range, self._name, start, length, self._size
+                )
         block = self._blocks[number]
         try:
             data = block.result()
@@ -101,13 +107,6 @@ class ObjectReader(io.RawIOBase):
             raise
         self._blocks.pop(number - 1, None)
         return data
-
-    def _fetch(self, number: int) -> Future[memoryview]:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(READ_AHEAD + 1, "object-reader")
-        start = number * BLOCK_BYTES
-        length = min(BLOCK_BYTES, self._size - start)
-        return self._threads.submit(self._store.read_range, self._name, start, length, self._size)
 
 
 PART_BYTES: Final = 16 << 20

@@ -404,7 +404,11 @@ class ObjectStore:
                         found = self._read_once(name, data)
                         if found.data == data or found.tag != tag:
                             return self._own(found, name, data, tag)
-                    raise self._uncertain(verb, name, error, attempts) from None
+                    raise ObjectTimeoutError(
+                        errno.ETIMEDOUT,
+                        f"cannot {verb} {self.location}/{name}: {error.cause}, after {attempts}; "
+                        "a late request may still do it",
+                    ) from None
 
     def list(self, prefix: str = "") -> _Infos:
         """All objects below a prefix, which ends with a whole part of a name, sorted by name."""
@@ -558,15 +562,6 @@ class ObjectStore:
         raise ObjectChangedError(
             errno.EIO, f"cannot replace {self.location}/{name}: another writer has changed it"
         ) from None
-
-    def _uncertain(
-        self, verb: str, name: str, error: RequestError, attempts: Attempts
-    ) -> ObjectTimeoutError:
-        return ObjectTimeoutError(
-            errno.ETIMEDOUT,
-            f"cannot {verb} {self.location}/{name}: {error.cause}, after {attempts}; "
-            "a late request may still do it",
-        )
 
     def _error(self, verb: str, name: str, error: RequestError, attempts: Attempts) -> OSError:
         cause = error.cause

@@ -228,18 +228,6 @@ def name_values(names: Collection[str]) -> str:
     return f"{len(names)} values of the model ({min(names)})"
 
 
-def report_late(names: set[str], *, differ: bool) -> None:
-    """Log that values which seemed constant, or the same on every rank, are not."""
-    what = name_values(names)
-    before = ", before that each had its own" if differ else ""
-    log.warn(
-        "buffers-late",
-        message=f"{what} {LATE}: ranks synchronize them from now on{before}",
-    )
-    if differ and dist.get_rank() == 0:
-        log.not_reproducible(f"{what} were different on the ranks until they were synchronized")
-
-
 class Buffers:
     """What training changes besides the optimizer's weights, and the ranks that hold the same."""
 
@@ -360,8 +348,13 @@ class Buffers:
         its samples would stay in a running mean; or it is abandoned since another rank has failed.
         """
         self._latest = None
-        for name in self._awaited | self._new:
-            self._remove(name)
+        for name in self._awaited | self._new:  # which the abandoned step has made
+            for slot in self._buffers():
+                if slot.name == name and slot.tensor is not None:
+                    if name in self._first:
+                        own_buffers(slot.owner)[slot.key] = None
+                    else:
+                        del own_buffers(slot.owner)[slot.key]
         for copied in (*self._previous, *self._previous_kept):
             copied.restore()
         for extra, value in self._previous_extras:
@@ -398,7 +391,16 @@ class Buffers:
             return
         differing = self._find_differing(alike, self._digests())
         if found or differing:
-            report_late(found | differing, differ=bool(differing))
+            what = name_values(found | differing)
+            before = ", before that each had its own" if differing else ""
+            log.warn(
+                "buffers-late",
+                message=f"{what} {LATE}: ranks synchronize them from now on{before}",
+            )
+            if differing and dist.get_rank() == 0:
+                log.not_reproducible(
+                    f"{what} were different on the ranks until they were synchronized"
+                )
         kinds = self._gather({one.name: kind_of(one.tensor) for one in self._slots()})
         self._split |= {
             name for name in found if any(one.get(name) != kinds[0].get(name) for one in kinds)
@@ -546,15 +548,6 @@ class Buffers:
             # the step is not finished: it may still be abandoned
             self._previous, self._previous_kept, self._previous_extras = before
             self._new |= there.keys()
-
-    def _remove(self, name: str) -> None:
-        """Remove a buffer that the abandoned step has made."""
-        for slot in self._buffers():
-            if slot.name == name and slot.tensor is not None:
-                if name in self._first:
-                    own_buffers(slot.owner)[slot.key] = None
-                else:
-                    del own_buffers(slot.owner)[slot.key]
 
     def _gather(self, own: Any) -> list[Any]:
         """What all ranks have, including those that hold other parts of the model, since one rank

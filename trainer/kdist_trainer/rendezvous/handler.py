@@ -243,7 +243,14 @@ class Rendezvous(RendezvousBase):
         Raises `DistNetworkError` if that agent cannot be reached.
         """
         host = ExchangeHost.named_in(self._state_holder.state, self._server.key)
-        self._connect_members(host)
+        if self._membership is not None:
+            self._membership.leave()
+        participants = self._state_holder.state.participants
+        self._nodes = {rank: node for node, rank in participants.items()}
+        self._membership = None
+        if host is not None and len(participants) > 1:  # a node alone watches no other
+            rank, ranks = participants[self.node], participants.values()
+            self._membership = RoundMembership(self._server, host, rank=rank, ranks=ranks)
         if self._exchange_seconds is None or host is None:
             return store
         self._place = self.place()
@@ -339,17 +346,6 @@ class Rendezvous(RendezvousBase):
         membership, self._membership = self._membership, None
         if membership is not None:
             membership.end()
-
-    def _connect_members(self, host: ExchangeHost | None) -> None:
-        """Connect to the hosts of a complete round, as one of its members."""
-        if self._membership is not None:
-            self._membership.leave()
-        participants = self._state_holder.state.participants
-        self._nodes = {rank: node for node, rank in participants.items()}
-        self._membership = None
-        if host is not None and len(participants) > 1:  # a node alone watches no other
-            rank, ranks = participants[self.node], participants.values()
-            self._membership = RoundMembership(self._server, host, rank=rank, ranks=ranks)
 
     def has_silent_members(self) -> bool:
         """Whether another member of the round has been silent for `SILENCE_SECONDS`, by the

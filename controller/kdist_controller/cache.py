@@ -304,23 +304,22 @@ class Informer:
     def _run(self) -> None:
         while True:
             try:
-                self._list_and_watch()
+                # list and watch until the version has expired
+                query: dict[str, Any] = {
+                    "namespace": self.namespace,
+                    "selector": self.selector,
+                    "metadata_only": self.metadata_only,
+                    "trim": self.trim,
+                }
+                listed, version = self.cluster.list_with_version(*self.kind, **query)
+                changed = self.sink.replace(self.kind[1], self.namespace, listed)
+                self.synced.set()
+                self.notify(changed)
+                for change, document in self.cluster.follow(*self.kind, since=version, **query):
+                    self.notify(
+                        (self.sink.drop if change == "DELETED" else self.sink.put)(document)
+                    )
             except KdistError as error:
                 if not isinstance(error, ApiError) or error.status != HTTPStatus.GONE:
                     _log.warning("cannot watch %s: %s", self.kind[1], error)
                     time.sleep(_PAUSE_SECONDS)
-
-    def _list_and_watch(self) -> None:
-        """List and watch until the version has expired."""
-        query: dict[str, Any] = {
-            "namespace": self.namespace,
-            "selector": self.selector,
-            "metadata_only": self.metadata_only,
-            "trim": self.trim,
-        }
-        listed, version = self.cluster.list_with_version(*self.kind, **query)
-        changed = self.sink.replace(self.kind[1], self.namespace, listed)
-        self.synced.set()
-        self.notify(changed)
-        for change, document in self.cluster.follow(*self.kind, since=version, **query):
-            self.notify((self.sink.drop if change == "DELETED" else self.sink.put)(document))

@@ -93,24 +93,13 @@ def _number(
     metavar="N|auto",
     help="Ranks on each node (default: the job's, else 2).",
 )
-@click.option(
-    "-f",
-    "--filename",
-    "file",
-    metavar="FILE",
-    shell_complete=options.complete_file,
-    help="Measure on the nodes that this job requests.",
-)
+@options.filename_option("Measure on the nodes that this job requests.")
 @click.option(
     "--cluster", "on_cluster", is_flag=True, help="Run on the cluster; -n and --context imply it."
 )
 @click.option("--image", metavar="IMAGE", help="Image of the trainer, if there is no job file.")
 @click.option("--keep", is_flag=True, help="Keep the benchmark's job on the cluster.")
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the result to this file instead of stdout.",
-)
+@options.out_option("Write the result to this file instead of stdout.")
 @options.cluster_options
 @options.output_option("table", "json")
 def command(

@@ -45,7 +45,7 @@ def _complete_words(
 @click.argument(
     "words", nargs=-1, metavar="[verify|export] NAME|FOLDER", shell_complete=_complete_words
 )
-@options.filename_option
+@options.filename_option()
 @click.option("--name", "only", default="", metavar="CHECKPOINT", help="This checkpoint only.")
 @options.local_option
 @click.option(
@@ -58,11 +58,7 @@ def _complete_words(
 )
 @options.accept_option
 @options.cluster_options
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="export: the file to write.",
-)
+@options.out_option("export: the file to write.")
 @options.output_option("table", "json", "yaml", "name")
 def command(
     words: tuple[str, ...],

@@ -18,15 +18,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("jobs", nargs=-1, metavar="[NAME|FILE]...", shell_complete=options.complete_job)
-@click.option(
-    "-f",
-    "--filename",
-    "more",
-    multiple=True,
-    metavar="FILE",
-    shell_complete=options.complete_file,
-    help="Delete the job of this file; may be repeated.",
-)
+@options.filename_option("Delete the job of this file; may be repeated.", several=True)
 @click.option(
     "-l", "--selector", default="", metavar="LABELS", help="Delete the jobs with these labels."
 )

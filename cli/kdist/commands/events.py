@@ -28,17 +28,7 @@ _RUN_WIDTHS = (20, 7, 21, 8, 24)
 @options.output_option("table", "json", "yaml")
 @options.local_option
 @options.cluster_options
-def command(
-    job: str | None,
-    file: str | None,
-    *,
-    watch: bool,
-    types: str,
-    output: str,
-    local: bool,
-    timeout: float | None,
-    **cluster_options: Any,
-) -> int:
+def command(*, watch: bool, types: str, output: str, **which: Any) -> int:
     r"""Show the events of a job.
 
     The events of its workload, its pods (also deleted ones), its volume claims and its Kueue
@@ -51,7 +41,7 @@ def command(
       kdist events -f job.yaml --types=Warning
     """
     wanted = {each.strip().lower() for each in types.split(",") if each.strip()}
-    found = targets.find(job, file, local=local, timeout=timeout, stays=watch, **cluster_options)
+    found = targets.find(stays=watch, **which)
     table: columns.Table | None = None
     for events in found.events(wanted, follow=watch):
         if output != "table":

@@ -85,17 +85,7 @@ _LEVELS = {"warning": "yellow", "error": "red"}
 @local_option
 @output_option("table", "json")
 @cluster_options
-def command(
-    job: str,
-    *,
-    raw: bool,
-    output: str,
-    local: bool,
-    namespace: str | None,
-    context: str | None,
-    timeout: float | None,
-    **given: Any,
-) -> int:
+def command(*, raw: bool, output: str, timeout: float | None, **given: Any) -> int:
     r"""Show the logs of all ranks of a job, prefixed with the pod.
 
     With -f it waits for the first line and says why there is none yet, follows every pod through
@@ -120,6 +110,7 @@ def command(
     from kdist.job.goals import describe_status, exit_code
     from kdist.status import JobStatus
 
+    which = {each: given.pop(each) for each in ("job", "local", "namespace", "context")}
     chosen = LogSelection(timeout=timeout, **given)
     if chosen.generation is not None and (
         chosen.follow or chosen.previous or chosen.since is not None
@@ -129,14 +120,7 @@ def command(
         raise UsageError("--container cannot be combined with --rank or --generation")
     if chosen.generation is not None and chosen.rank == FAILED:
         raise UsageError("--generation cannot be combined with --rank failed: give its number")
-    found = targets.find(
-        job,
-        local=local,
-        namespace=namespace,
-        context=context,
-        timeout=timeout,
-        stays=chosen.follow,
-    )
+    found = targets.find(**which, timeout=timeout, stays=chosen.follow)
     lines: list[dict[str, Any]] = []
     has_lines = chosen.follow
     for line in found.logs(chosen):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -276,20 +277,29 @@ def job_argument(command: Command) -> Command:
     `file`, and passes them to `targets.find`.
     """
     return click.argument("job", required=False, metavar="NAME|FILE", shell_complete=complete_job)(
-        filename_option(command)
+        filename_option()(command)
     )
 
 
-def filename_option(command: Command) -> Command:
-    """Add `-f`; the command receives `file`."""
+def filename_option(
+    text: str = "Take name and namespace from a job file.", *, several: bool = False
+) -> Callable[[Command], Command]:
+    """Add `-f`; the command receives `file`, or several files as `more`."""
     return click.option(
         "-f",
         "--filename",
-        "file",
+        "more" if several else "file",
+        multiple=several,
         metavar="FILE",
         shell_complete=complete_file,
-        help="Take name and namespace from a job file.",
-    )(command)
+        help=text,
+    )
+
+
+def out_option(text: str, *, folder: bool = False) -> Callable[[Command], Command]:
+    """Add `--out`; the command receives the file or folder to write as `out`."""
+    kind = click.Path(file_okay=not folder, dir_okay=folder, path_type=Path)
+    return click.option("--out", type=kind, help=text)
 
 
 def local_option(command: Command) -> Command:
@@ -302,18 +312,9 @@ def files_argument(command: Command) -> Command:
     """Add job files, folders of them and `-`, as arguments or with `-f`. The command receives
     `files` and `more`, and passes them to `read_jobs`.
     """
-    command = click.option(
-        "-f",
-        "--filename",
-        "more",
-        multiple=True,
-        metavar="FILE",
-        shell_complete=complete_file,
-        help="Another job file; may be repeated.",
-    )(command)
     return click.argument(
         "files", nargs=-1, metavar="[FILE|DIRECTORY|-]...", shell_complete=complete_file
-    )(command)
+    )(filename_option("Another job file; may be repeated.", several=True)(command))
 
 
 def set_option(command: Command) -> Command:

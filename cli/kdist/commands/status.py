@@ -32,16 +32,7 @@ if TYPE_CHECKING:
 @output_option("table", "json", "yaml", "name")
 @local_option
 @cluster_options
-def command(
-    job: str | None,
-    file: str | None,
-    *,
-    watch: bool,
-    output: str,
-    local: bool,
-    timeout: float | None,
-    **cluster_options: Any,
-) -> int:
+def command(*, watch: bool, output: str, **which: Any) -> int:
     r"""Show what a job is doing: phase, ranks, step, loss, checkpoint.
 
     The numbers come from the agents, through the API server's proxy or, where that is blocked, a
@@ -59,7 +50,7 @@ def command(
       0 the status was shown; with -w the job is done   4 there is no such job   5 the API server
       is unreachable   10, 11 with -w: the job failed, or was stopped   130 interrupted
     """
-    found = targets.find(job, file, local=local, timeout=timeout, stays=watch, **cluster_options)
+    found = targets.find(stays=watch, **which)
     if watch:
         return _watch(found.watch(), output)
     seen = found.snapshot()

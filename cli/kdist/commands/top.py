@@ -36,18 +36,7 @@ if TYPE_CHECKING:
 @options.local_option
 @options.cluster_options
 @options.output_option("table", "json", "prom")
-def command(
-    job: str | None,
-    file: str | None,
-    *,
-    rank: int | None,
-    every: float,
-    once: bool,
-    local: bool,
-    output: str,
-    timeout: float | None,
-    **cluster_options: Any,
-) -> None:
+def command(*, rank: int | None, every: float, once: bool, output: str, **which: Any) -> None:
     r"""Show how each rank spends its time, and which one is slow.
 
     On a terminal the view is live and covers the time since the previous sample; elsewhere it is
@@ -80,7 +69,7 @@ def command(
       kdist top digits --once -o json
       kdist top digits -o prom | grep kdist_loss
     """
-    found = targets.find(job, file, local=local, active=True, timeout=timeout, **cluster_options)
+    found = targets.find(active=True, **which)
     now = found.samples()
     if not now:
         raise found.explain_silence()

@@ -19,15 +19,7 @@ if TYPE_CHECKING:
 @options.output_option("table", "json", "yaml", "name")
 @options.local_option
 @options.cluster_options
-def command(
-    job: str | None,
-    file: str | None,
-    *,
-    output: str,
-    local: bool,
-    timeout: float | None,
-    **cluster_options: Any,
-) -> int:
+def command(*, output: str, **which: Any) -> int:
     r"""Explain why a job makes no progress, and how to fix it.
 
     Prints the root cause, ranked before its consequences, with its evidence, a fix and the command
@@ -39,7 +31,7 @@ def command(
       kdist why -f job.yaml
       kdist why digits -o json | jq -r .cause
     """
-    found = targets.find(job, file, local=local, timeout=timeout, **cluster_options)
+    found = targets.find(**which)
     seen, cause = found.why()
     if output == "table":
         mark = {"fine": ("ok", "green"), "waiting": ("waiting", "yellow")}.get(

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from kdist import console
-from kdist.commands.options import output_option
+from kdist.commands import options
 from kdist.errors import UsageError
 from kdist_trainer.formats.untrusted_text import parse_object
 
@@ -29,12 +29,8 @@ def command() -> None:
 
 @command.command
 @click.argument("name", required=False, metavar="[NAME]")
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder to write all of them to.",
-)
-@output_option("grafana", "json")
+@options.out_option("Folder to write all of them to.", folder=True)
+@options.output_option("grafana", "json")
 def export(name: str | None, out: Path | None, *, output: str) -> None:
     r"""Print one dashboard as JSON, or write all of them to a folder.
 

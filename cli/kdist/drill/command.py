@@ -43,19 +43,16 @@ _FAULTS = ("rank", "agent", "pod", "silence")
 @options.preview_option
 @options.output_option("table", "json")
 def command(
-    job: str | None,
-    file: str | None,
     *,
     fault: str | None,
     rank: int | None,
     node: int | None,
     lasts: float | None,
     yes: bool,
-    local: bool,
     dry_run: str,
     output: str,
     timeout: float | None,
-    **cluster_options: Any,
+    **which: Any,
 ) -> int:
     r"""Hurt a running job on purpose, and report how it recovers.
 
@@ -90,7 +87,7 @@ def command(
         for option, value in {"--rank": rank, "--node": node, "--for": lasts}.items():
             if value is not None:
                 raise UsageError(f"{option} needs --fault", next_command="kdist drill --help")
-    place = _find_place(job, file, local=local, timeout=timeout, **cluster_options)
+    place = _find_place(timeout=timeout, **which)
     chosen = cast("Fault | None", fault)
     situation = drill.examine(place, chosen)
     if chosen is None:
@@ -114,12 +111,10 @@ def command(
     return Code.OK if report.kept else Code.ERROR
 
 
-def _find_place(
-    job: str | None, file: str | None, *, local: bool, timeout: float | None, **where: Any
-) -> DrillTarget:
+def _find_place(*, timeout: float | None, **which: Any) -> DrillTarget:
     from kdist.job.local.job import LocalJob
 
-    found = targets.find(job, file, local=local, changes=True, **where)
+    found = targets.find(changes=True, **which)
     if isinstance(found, LocalJob):
         from kdist.drill.local import LocalDrillTarget
 

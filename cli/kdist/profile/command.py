@@ -41,23 +41,16 @@ def _ranks(_: click.Context, __: click.Parameter, value: str) -> str:
 )
 @options.local_option
 @options.cluster_options
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for the traces (default: ./NAME-profile).",
-)
+@options.out_option("Folder for the traces (default: ./NAME-profile).", folder=True)
 @options.output_option("table", "json")
 def command(
-    job: str | None,
-    file: str | None,
     *,
     steps: int,
     ranks: str,
-    local: bool,
     timeout: float | None,
     out: Path | None,
     output: str,
-    **cluster_options: Any,
+    **which: Any,
 ) -> None:
     r"""Record the next steps of a running job with torch's profiler.
 
@@ -79,7 +72,7 @@ def command(
     """
     from kdist.profile import recording
 
-    found = targets.find(job, file, local=local, active=True, **cluster_options)
+    found = targets.find(active=True, **which)
     agents = recording.agents_of(found)
     folder = out or Path(f"{found.name}-profile")
     summaries = recording.record(

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 @options.dry_run_option
 @options.output_option("table", "json")
 def command(
-    job: str | None,
-    file: str | None,
     *,
     switched_off: tuple[str, ...],
     avoided: str | None,
@@ -57,7 +55,7 @@ def command(
     dry_run: str,
     output: str,
     timeout: float | None,
-    **cluster_options: Any,
+    **which: Any,
 ) -> int:
     r"""Replace the pods of a job whose node is gone, or faulty.
 
@@ -89,7 +87,7 @@ def command(
     from kdist.job.local.job import LocalJob
     from kdist.recovery import AVOID_SECONDS, recover
 
-    meant = targets.find(job, file, changes=True, **cluster_options)
+    meant = targets.find(changes=True, **which)
     if isinstance(meant, LocalJob):
         raise meant.refuse("recover", *_advise(meant))
     target = meant.applied

@@ -22,24 +22,11 @@ if TYPE_CHECKING:
 @click.command()
 @options.job_argument
 @options.local_option
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the report to this file instead of stdout.",
-)
+@options.out_option("Write the report to this file instead of stdout.")
 @options.accept_option
 @options.cluster_options
 @options.output_option("table", "json", "html")
-def command(
-    job: str | None,
-    file: str | None,
-    *,
-    local: bool,
-    out: Path | None,
-    output: str,
-    timeout: float | None,
-    **cluster: Any,
-) -> None:
+def command(*, out: Path | None, output: str, **which: Any) -> None:
     r"""Show where the time of a run went: its goodput report.
 
     Divides the time by attempt and cause, as recorded in the ledger next to the checkpoints: queue,
@@ -54,7 +41,7 @@ def command(
       kdist report .kdist/digits -o html --out report.html
       kdist report digits -n ml -o json | jq .secondsByCategory
     """
-    found = targets.find(job, file, local=local, timeout=timeout, **cluster)
+    found = targets.find(**which)
     report = read_report(found)
     if output == "table":
         _show(report)

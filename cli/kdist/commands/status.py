@@ -82,7 +82,20 @@ def _watch(moments: Iterable[Moment], output: str) -> int:
     from kdist.job.goals import describe_status, exit_code
 
     if output == "table" and console.can_draw():
-        return _watch_live(moments)
+        from kdist.job.goals import exit_code
+        from kdist.status.step_history import StepHistory
+        from kdist.views import live
+        from kdist.views.frame import Frame
+
+        history = StepHistory()
+        with console.drawing() as drawing:
+            for seen, cause in moments:
+                now, status = time.time(), seen.status
+                history.record(now, status.step, status.loss)
+                view = live.from_status(status, cause, history, now=now, gap=seen.gap)
+                drawing.update(Frame(view))
+        _print(status, "table")
+        return exit_code(status)
     last_line = ""
     for seen, _ in moments:
         status = seen.status
@@ -93,21 +106,4 @@ def _watch(moments: Iterable[Moment], output: str) -> int:
         elif line != last_line:
             console.result(line)
         last_line = line
-    return exit_code(status)
-
-
-def _watch_live(moments: Iterable[Moment]) -> int:
-    from kdist.job.goals import exit_code
-    from kdist.status.step_history import StepHistory
-    from kdist.views import live
-    from kdist.views.frame import Frame
-
-    history = StepHistory()
-    with console.drawing() as drawing:
-        for seen, cause in moments:
-            now, status = time.time(), seen.status
-            history.record(now, status.step, status.loss)
-            view = live.from_status(status, cause, history, now=now, gap=seen.gap)
-            drawing.update(Frame(view))
-    _print(status, "table")
     return exit_code(status)

@@ -166,17 +166,13 @@ def plan_resource(cluster: Cluster, job: TrainingJob, *, base: Path) -> Resource
     sized = job.with_replicas()
     warnings = [*unlocked, *render.warn(sized, placement)]
     objects = Plan(sized, placement, render.render(sized, placement), warnings)
-    return ResourcePlan(job, Manifest(_write_resource(job)), code, objects, before, folder)
-
-
-def _write_resource(job: TrainingJob) -> Document:
-    """The TrainingJob with the fields that the user has set, so that others may own the rest."""
+    # only the fields that the user has set, so that others may own the rest
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     document["metadata"]["namespace"] = job.metadata.namespace
     found: Document = _without_null(document)
     if "podTemplate" in document["spec"]:  # where null has a meaning
         found["spec"]["podTemplate"] = document["spec"]["podTemplate"]
-    return found
+    return ResourcePlan(job, Manifest(found), code, objects, before, folder)
 
 
 def _without_null(value: Any) -> Any:

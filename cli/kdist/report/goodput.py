@@ -92,7 +92,9 @@ def build_goodput_report(
         unsaved: whether nothing of the run runs any more, and it is not done, unless the ledger
             tells how it has ended: what it did after its last checkpoint is not saved.
     """
-    unsaved = _is_over(events, otherwise=unsaved)
+    names = (each.get("event") for each in reversed(events))
+    last = next((name for name in names if name in ("generation", "done", "failed")), None)
+    unsaved = last == "failed" or (unsaved and last != "done")
     report = build_report(events, steps, invocations=active, unsaved=unsaved)
     events = [valid_fields(event) for event in events]
     steps = [valid_fields(step) for step in steps]
@@ -115,13 +117,6 @@ def build_goodput_report(
         "attempts": [_document(attempt) for attempt in attempts],
         "lossCurve": list(_curve(steps)),
     }
-
-
-def _is_over(events: Sequence[Record], *, otherwise: bool) -> bool:
-    """Whether the run has ended by a failure since its last worker group began."""
-    names = (each.get("event") for each in reversed(events))
-    last = next((name for name in names if name in ("generation", "done", "failed")), None)
-    return last == "failed" or (otherwise and last != "done")
 
 
 def _attempts(

@@ -296,7 +296,17 @@ class AgentStore:
         ranks; `kept_step` is as in `post_kept_step`. Returns the failures that all nodes have
         posted so far.
         """
-        selected = _select(failures)
+        # the first few primary failures, or else the decisive secondary one with a short
+        # traceback: the failures of hundreds of ranks must fit into one store
+        primary = sorted(
+            (failure for failure in failures if failure.primary), key=lambda failure: failure.time
+        )
+        secondary = root_cause(failures)
+        selected = primary[:_MAX_PRIMARY] or (
+            [replace(secondary, traceback=secondary.traceback[-_SECONDARY_LINES:])]
+            if secondary
+            else []
+        )
 
         def edit(document: Document) -> None:
             if rank_states:
@@ -375,19 +385,6 @@ class AgentStore:
 
 def _note_kept(document: Document, step: int) -> None:
     document["kept_step"] = max(step, document.get("kept_step", 0))
-
-
-def _select(failures: list[Failure]) -> list[Failure]:
-    """The first few primary failures, or else the decisive secondary one with a short traceback:
-    the failures of hundreds of ranks must fit into one store.
-    """
-    primary = sorted(
-        (failure for failure in failures if failure.primary), key=lambda failure: failure.time
-    )
-    secondary = root_cause(failures)
-    return primary[:_MAX_PRIMARY] or (
-        [replace(secondary, traceback=secondary.traceback[-_SECONDARY_LINES:])] if secondary else []
-    )
 
 
 def failures_of(document: Document) -> list[Failure]:

@@ -597,18 +597,13 @@ class LogRelay:
             poller.register(descriptor, select.POLLIN)
         while not self._closing:
             with self._lock:
-                flooded, wait = self._read(), self._wait_seconds()
+                flooded = self._read()
+                lines = [each.lines for each in self._streams.values()]
+                waits = [each.wait_seconds() for each in lines if isinstance(each, RankLines)]
+            wait = min((each for each in waits if each is not None), default=None)
             if not flooded:
                 time.sleep(_GATHER_SECONDS)
                 poller.poll(None if wait is None else wait * 1000 + 1)
-
-    def _wait_seconds(self) -> float | None:
-        waits = [
-            each.lines.wait_seconds()
-            for each in self._streams.values()
-            if isinstance(each.lines, RankLines)
-        ]
-        return min((wait for wait in waits if wait is not None), default=None)
 
     def _read(self) -> bool:
         """Read from the pipes; returns whether they contain more than was read."""

@@ -143,7 +143,18 @@ def read(
     """Yield the lines that exist now, of all pods in the order of their times; `notify` hears if
     not all pods can be shown. Raises `NotFoundError` if there is no log yet.
     """
-    _check_container(snapshot, request.container)
+    specs = [documents.mapping(pod, "spec") for pod in snapshot.pods]
+    names = [
+        documents.text(each, "name")
+        for spec in specs
+        for kind in ("initContainers", "containers")
+        for each in documents.items(spec, kind)
+    ]
+    if request.container is not None and specs and request.container not in names:
+        raise UsageError(
+            f"the pods of {snapshot.name} have no container `{request.container}`",
+            hint=f"their containers: {', '.join(dict.fromkeys(names))}",
+        )
     chosen = _choose(snapshot.status.pods, request)
     pods = [pod for pod in chosen if _has_log(pod, request)]
     if not pods:
@@ -159,22 +170,6 @@ def read(
         )
     streams = [_read_one(cluster, snapshot.namespace, pod, request) for pod in pods[:MOST_STREAMS]]
     yield from heapq.merge(*streams, key=lambda line: line.stamp)
-
-
-def _check_container(snapshot: Snapshot, name: str | None) -> None:
-    """Raises `UsageError` with the pods' containers if none of them has this name."""
-    specs = [documents.mapping(pod, "spec") for pod in snapshot.pods]
-    names = [
-        documents.text(each, "name")
-        for spec in specs
-        for kind in ("initContainers", "containers")
-        for each in documents.items(spec, kind)
-    ]
-    if name is not None and specs and name not in names:
-        raise UsageError(
-            f"the pods of {snapshot.name} have no container `{name}`",
-            hint=f"their containers: {', '.join(dict.fromkeys(names))}",
-        )
 
 
 def _read_one(

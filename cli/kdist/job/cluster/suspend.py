@@ -91,7 +91,23 @@ def suspend(target: AppliedJob, how: Change) -> str:
     exits = wait_for_pods(target, leaving, timeout=how.timeout)
     if exits.step is not None:
         target.changes.record(f"suspended {exits.step}")
-    return describe_exits(target, exits)
+    if exits.failures:
+        pod, record = exits.failures[0]
+        raise KdistError(
+            (
+                f"{target.name} is suspended, but {pod} ended with code {record.code}: "
+                f"{record.message or record.cause}"
+            ),
+            hint="it will resume from the previous checkpoint",
+            next_command=target.command("checkpoints"),
+        )
+    saved = "it has no checkpoints, so it will start from scratch"
+    if target.job.spec.checkpoints:
+        saved = describe_saved([exits.step])
+    then = "continues from there" if exits.step is not None else ""
+    return Changed(
+        f"{target.name} suspended; {saved}", target.command("resume"), then, saved=exits.step
+    )
 
 
 def wait_for_pods(target: AppliedJob, leaving: Iterable[Pod], *, timeout: float | None) -> PodExits:
@@ -111,31 +127,6 @@ def wait_for_pods(target: AppliedJob, leaving: Iterable[Pod], *, timeout: float 
         timeout=limit,
         what=f"{target.name} did not stop",
     )
-
-
-def describe_exits(target: AppliedJob, exits: PodExits) -> str:
-    """The result of a suspension as a message. Raises `KdistError` if the state could not be
-    saved.
-    """
-    if exits.failures:
-        pod, record = exits.failures[0]
-        raise KdistError(
-            (
-                f"{target.name} is suspended, but {pod} ended with code {record.code}: "
-                f"{record.message or record.cause}"
-            ),
-            hint="it will resume from the previous checkpoint",
-            next_command=target.command("checkpoints"),
-        )
-    saved = f"; {describe_saved([exits.step])}" if target.job.spec.checkpoints else ""
-    kept = (
-        ""
-        if target.job.spec.checkpoints
-        else "; it has no checkpoints, so it will start from scratch"
-    )
-    then = "continues from there" if exits.step is not None else ""
-    message = f"{target.name} suspended{saved}{kept}"
-    return Changed(message, target.command("resume"), then, saved=exits.step)
 
 
 def resume(target: AppliedJob, how: Change) -> str:

@@ -171,7 +171,25 @@ _wait_kernels: list[torch.library.Library] = []
 def register_wait_hook(hook: WaitHook) -> None:
     """Call `hook` around every wait from now on; the last one registered is the outermost."""
     if not _wait_kernels:
-        _install()
+        # both ways to wait are wrapped for the life of this process: restoring `Work.wait` would
+        # undo what others have wrapped around it since
+        original_wait = Work.wait
+
+        def wait(work: Work, *arguments: Any, **named: Any) -> Any:
+            # when a wait with a timeout is over, NCCL aborts, and gloo closes the connection of a
+            # send or receive
+            may_abort = group_abort.is_enabled() and not torch_internals.is_point_to_point(work)
+            if arguments or named or not may_abort:
+                return _call(partial(original_wait, work, *arguments, **named), work)
+            return _call(partial(_wait_unless_aborted, partial(original_wait, work)), work)
+
+        Work.wait = wait  # type: ignore[method-assign, assignment]
+        original = torch_internals.overload(WAITS, "wait_tensor")
+
+        def kernel(keys: Any, tensor: Tensor) -> Any:
+            return _call(partial(torch_internals.call_original, original, keys, tensor), tensor)
+
+        _wait_kernels.append(torch_internals.register_kernels(WAITS, {"wait_tensor": kernel}))
     _wait_hooks.append(hook)
 
 
@@ -231,29 +249,6 @@ def _wait_unless_aborted(wait: Callable[[timedelta], Any]) -> Any:
             if _TIMED_OUT not in str(error):
                 raise
             group_abort.raise_if_aborted()
-
-
-def _install() -> None:
-    """Wrap both ways to wait, for the life of this process: restoring `Work.wait` would undo what
-    others have wrapped around it since.
-    """
-    original_wait = Work.wait
-
-    def wait(work: Work, *arguments: Any, **named: Any) -> Any:
-        # When a wait with a timeout is over, NCCL aborts, and gloo closes the connection of a send
-        # or receive.
-        may_abort = group_abort.is_enabled() and not torch_internals.is_point_to_point(work)
-        if arguments or named or not may_abort:
-            return _call(partial(original_wait, work, *arguments, **named), work)
-        return _call(partial(_wait_unless_aborted, partial(original_wait, work)), work)
-
-    Work.wait = wait  # type: ignore[method-assign, assignment]
-    original = torch_internals.overload(WAITS, "wait_tensor")
-
-    def kernel(keys: Any, tensor: Tensor) -> Any:
-        return _call(partial(torch_internals.call_original, original, keys, tensor), tensor)
-
-    _wait_kernels.append(torch_internals.register_kernels(WAITS, {"wait_tensor": kernel}))
 
 
 def is_training_thread(main: int | None) -> bool:

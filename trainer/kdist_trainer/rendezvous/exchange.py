@@ -330,7 +330,14 @@ class _Client(Session):
             del data[: end + 1]
             self._searched = 0
             try:
-                self._take(line)
+                if self._exchange is None:
+                    # raises `ValueError` without the token of a recent round
+                    self._exchange = self._server.find(line)
+                    self._connection.admit()
+                elif self._rank is not None:
+                    self._exchange.members.take(self._rank, line)
+                else:
+                    self._serve(self._exchange, parse_json(line))
             except (KeyError, TypeError, RecursionError) as error:
                 raise ValueError("not a request") from error
 
@@ -341,16 +348,6 @@ class _Client(Session):
             self._exchange.join_requests.withdraw(self._connection)
             if self._rank is not None:
                 self._exchange.members.disconnect(self._rank, self._connection)
-
-    def _take(self, line: bytes) -> None:
-        if self._exchange is None:
-            # raises `ValueError` without the token of a recent round
-            self._exchange = self._server.find(line)
-            self._connection.admit()
-        elif self._rank is not None:
-            self._exchange.members.take(self._rank, line)
-        else:
-            self._serve(self._exchange, parse_json(line))
 
     def _serve(self, exchange: _Exchange, request: dict[str, Any]) -> None:
         if MEMBER in request:

@@ -237,21 +237,17 @@ def export(target: AppliedJob, file: Path, *arguments: str, notify: Notify) -> d
     # On the node of a running pod, because not every volume can be mounted on a second node.
     with idle_pod(target, memory=_EXPORT_MEMORY, node=running) as pod:
         command = ["python", "-m", MODULE, "export", target.checkpoints, *arguments, "--out", "-"]
-        return _receive(target, pod, command, file)
-
-
-def _receive(target: AppliedJob, pod: str, command: list[str], file: Path) -> dict[str, Any]:
-    temporary = file.with_name(f"{file.name}.tmp-{secrets.token_hex(4)}")
-    try:
-        with temporary.open("xb") as stream:
-            document = _run(target, pod, command, stream)
-        temporary.replace(file)
-    except OSError as error:
-        raise KdistError(f"{file} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-    return {"file": str(file), **document}
+        temporary = file.with_name(f"{file.name}.tmp-{secrets.token_hex(4)}")
+        try:
+            with temporary.open("xb") as stream:
+                document = _run(target, pod, command, stream)
+            temporary.replace(file)
+        except OSError as error:
+            raise KdistError(f"{file} cannot be written: {error.strerror or error}") from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+        return {"file": str(file), **document}
 
 
 def _run(target: AppliedJob, pod: str, command: list[str], stream: BinaryIO) -> dict[str, Any]:

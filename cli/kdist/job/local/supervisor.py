@@ -345,18 +345,15 @@ class Supervisor:
             if is_permanent_code(code) and not self._failure:
                 self._failure = Outcome("failed", code, node)
         elif is_permanent_code(code) or agent.restarts >= self.max_restarts:
-            self._fail(Outcome("failed", code, node), now)
+            self.on_event(node, "agent-ended", code=code)
+            self._failure = Outcome("failed", code, node)
+            self._drop_restarts()
+            self._term_at = now + FAILURE_GRACE_SECONDS
         else:
             agent.due = now + agent.pause
             agent.restarts += 1
             self.on_event(node, "agent-restarting", code=code, seconds=agent.pause)
             agent.pause = min(2 * agent.pause, LONGEST_PAUSE)
-
-    def _fail(self, outcome: Outcome, now: float) -> None:
-        self.on_event(outcome.node or "", "agent-ended", code=outcome.code)
-        self._failure = outcome
-        self._drop_restarts()
-        self._term_at = now + FAILURE_GRACE_SECONDS
 
     def _drop_restarts(self) -> None:
         for agent in self._agents:

@@ -1,5 +1,5 @@
 """The rights that each command needs: one table, from which the chart's roles, the checks of `kdist
-doctor` and the documentation are generated: `chart_templates` and `table` write its texts.
+doctor` and the documentation are generated: `tools.reference.rights` writes its texts.
 
 A command of several steps checks its rights before the first step, so that it changes nothing if
 one of them is missing.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kdist import backends
 from kdist.errors import Code, KdistError
@@ -30,9 +30,7 @@ RBAC = "rbac.authorization.k8s.io/v1"
 RUNTIME = ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime")
 KUEUE = f"{QUEUE_PREFIX}v1beta1"
 _READ, _WRITE = "get list watch", "create patch delete"
-_CORE = '""'  # the API group of pods, as a rule of RBAC writes it
 _THREADS = 8
-_ORDER = ("get", "list", "watch", "create", "patch", "update", "delete")
 
 
 class Right(NamedTuple):
@@ -223,16 +221,6 @@ NEEDS: tuple[Need, ...] = (
 )
 
 
-_KUBECTL = Need(
-    "edit, replace, scale of TrainingJobs by kubectl",
-    "edit",
-    (*_on("update", *TRAINING_JOB), *_on("get patch update", *TRAINING_JOB, part="scale")),
-)  # in the chart's role alone: no command of kdist needs them
-Part = Literal["objects", "workloads", "trainingJobs"]
-PARTS: tuple[Part, ...] = get_args(Part)
-"""The lists of rules that a role of the chart consists of."""
-
-
 def workload_rights(verbs: str) -> list[Right]:
     """These verbs on every workload kind, and on the TrainingRuntime of a TrainJob."""
     kinds = [(backends.get(name).api_version, backends.get(name).kind) for name in backends.NAMES]
@@ -330,7 +318,7 @@ def _held() -> dict[str, str]:
     for need in NEEDS:
         for right in (*need.rights, *workload_rights(need.workload)):
             if found.get(str(right)) != "view":
-                found[str(right)] = _role(need, right)
+                found[str(right)] = role_of(need, right)
     return found
 
 
@@ -357,75 +345,7 @@ def _covers(rule: dict[str, list[str]], right: Right) -> bool:
     )
 
 
-def rules(role: Literal["view", "edit"], part: Part) -> list[dict[str, list[str]]]:
-    """RBAC rules of a part of a role of the chart; `edit` contains only what `view` lacks."""
-    wanted = [
-        (need, each)
-        for need in (*NEEDS, _KUBECTL)
-        for each in (workload_rights(need.workload) if part == "workloads" else need.rights)
-        if ((each.api_version, each.kind) == TRAINING_JOB) is (part == "trainingJobs")
-    ]
-    reading = {each for need, each in wanted if _role(need, each) == "view"}
-    held = reading if role == "view" else {each for _, each in wanted} - reading
-    return to_rules(held)
-
-
-def to_rules(rights: Iterable[Right]) -> list[dict[str, list[str]]]:
-    """RBAC rules with these rights and no others."""
-    verbs: dict[tuple[str, str], set[str]] = {}
-    for each in rights:
-        verbs.setdefault((each.group, each.resource), set()).add(each.verb)
-    together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for (group, resource), found in sorted(verbs.items()):
-        together.setdefault((group, tuple(sorted(found, key=_ORDER.index))), []).append(resource)
-    return [
-        {"apiGroups": [group], "resources": names, "verbs": list(found)}
-        for (group, found), names in together.items()
-    ]
-
-
-def _role(need: Need, right: Right) -> str:
+def role_of(need: Need, right: Right) -> str:
     """The role of a right: reading any object of a job belongs to `view`."""
     reads = right.verb in _READ.split() and not right.subresource
     return "view" if need.role == "view" or reads else "edit"
-
-
-def define_rules(name: str, found: Iterable[dict[str, list[str]]]) -> str:
-    """Text of a named list of rules."""
-    lines = [f'{{{{- define "kdist.rules.{name}" -}}}}\n']
-    for rule in found:
-        texts = [f"  {key}: [{', '.join(values) or _CORE}]\n" for key, values in rule.items()]
-        lines.append("-" + "".join(texts)[1:])
-    return "".join([*lines, "{{- end }}\n"])
-
-
-def chart_templates() -> str:
-    """Text of the chart's `_rules.tpl`: named lists of rules."""
-    parts = [
-        "{{/* Made from the table of rights in cli/kdist/rbac.py: python -m "
-        "tests.charts.rights_files */}}\n"
-    ]
-    for role in ("view", "edit"):
-        parts += [define_rules(f"{role}.{part}", rules(role, part)) for part in PARTS]
-    return "".join(parts)
-
-
-def table() -> str:
-    """The table of rights as Markdown."""
-    rows = [
-        "| commands | verbs and resources | on the workload | without it | role |",
-        "|---|---|---|---|---|",
-    ]
-    for need in NEEDS:
-        verbs: dict[str, list[str]] = {}
-        for right in need.rights:
-            verbs.setdefault(str(right).partition(" ")[2], []).append(right.verb)
-        together: dict[str, list[str]] = {}
-        for resource, found in verbs.items():
-            together.setdefault(" ".join(found), []).append(resource)
-        rights = "; ".join(f"{found} {', '.join(names)}" for found, names in together.items())
-        rows.append(
-            f"| {need.commands} | {rights} | {need.workload or '-'} | "
-            f"{need.without or 'they cannot run'} | {need.role} |"
-        )
-    return "\n".join(rows)

@@ -4,7 +4,6 @@ generated, and with which tests compare the requests that it sends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from kdist import rbac
@@ -46,20 +45,3 @@ NODE_LEASES: Final = _on("list", _LEASE)
 """In the namespace `kube-node-lease`."""
 ELECTION: Final = _on("get create patch", _LEASE)
 """In its own namespace."""
-
-
-def chart_templates() -> str:
-    """Text of the chart's `_controller.tpl`: a named list of rules for each of these tables."""
-    tables: dict[str, Iterable[Right]] = {
-        "jobs": JOBS,
-        "nodes": NODES,
-        "nodeLeases": NODE_LEASES,
-        "election": ELECTION,
-    }
-    parts = [
-        "{{/* Made from the table of rights in controller/kdist_controller/rbac.py: python -m "
-        "tests.charts.rights_files */}}\n"
-    ]
-    for name, rights in tables.items():
-        parts.append(rbac.define_rules(f"controller.{name}", rbac.to_rules(rights)))
-    return "".join(parts)

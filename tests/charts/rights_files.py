@@ -4,9 +4,8 @@ tests.charts.rights_files`; tests compare.
 
 from __future__ import annotations
 
-from kdist import rbac
-from kdist_controller import rbac as controller_rbac
 from tests.house.tree import ROOT
+from tools.reference import rights
 
 TEMPLATE = ROOT / "charts" / "kdist" / "templates" / "_rules.tpl"
 CONTROLLER = TEMPLATE.with_name("_controller.tpl")
@@ -17,10 +16,10 @@ _BEGIN, _END = "<!-- made from kdist.rbac -->\n", "<!-- end -->\n"
 def page() -> str:
     """Text of the page, with the table as it has to be."""
     before, _, rest = PAGE.read_text().partition(_BEGIN)
-    return f"{before}{_BEGIN}{rbac.table()}\n{_END}{rest.partition(_END)[2]}"
+    return f"{before}{_BEGIN}{rights.table()}\n{_END}{rest.partition(_END)[2]}"
 
 
 if __name__ == "__main__":
-    TEMPLATE.write_text(rbac.chart_templates())
-    CONTROLLER.write_text(controller_rbac.chart_templates())
+    TEMPLATE.write_text(rights.roles_template())
+    CONTROLLER.write_text(rights.controller_template())
     PAGE.write_text(page())

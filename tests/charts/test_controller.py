@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from kdist.crd import definition
-from kdist_controller import rbac
 from kdist_controller.__main__ import PORT
 from tests.charts.rights_files import CONTROLLER
 from tests.charts.rules import CHART, controller_alerts
 from tests.charts.test_templates import OFF, OPERATOR, Helm, helm, of_kind, template
 from tests.manifests.jobs import make, place
+from tools.reference import rights
 
 __all__ = ["helm", "template"]
 
@@ -26,7 +26,7 @@ DEFINITION = CHART / "crd" / "trainingjobs.yaml"
 def test_the_charts_crd_and_rights_are_fresh() -> None:
     how = "run: make generate"
     assert definition.text() == DEFINITION.read_text(), how
-    assert CONTROLLER.read_text() == rbac.chart_templates(), how
+    assert CONTROLLER.read_text() == rights.controller_template(), how
 
 
 @pytest.mark.e2e

@@ -16,6 +16,7 @@ from tests.cli.cluster.api import Api, Asked, Reply, refusal, write_kubeconfig
 from tests.cli.cluster.conftest import Serve, serve
 from tests.cli.cluster.objects import Store
 from tests.cli.conftest import Kdist
+from tools.reference import rights
 
 __all__ = ["serve"]
 
@@ -169,7 +170,7 @@ def test_a_rule_covers_what_it_names_and_no_more() -> None:
 
 def test_the_chart_holds_every_right_of_the_table_and_view_changes_nothing() -> None:
     held = {
-        role: [rule for part in rbac.PARTS for rule in rbac.rules(role, part)]
+        role: [rule for part in rights.PARTS for rule in rights.rules(role, part)]
         for role in ("view", "edit")
     }
     for need in rbac.NEEDS:

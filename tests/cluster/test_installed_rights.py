@@ -13,13 +13,13 @@ from typing import Literal
 
 import pytest
 
-from kdist import rbac
 from kdist_controller import rbac as controller_rbac
 from tests.charts.rules import CHART
 from tests.cluster.controller import SELECTOR, installed, remove, write_values
 from tests.cluster.helm import call_helm
 from tests.cluster.namespace import Namespace
 from tests.cluster.test_rights import Held, as_held, held_by, table
+from tools.reference import rights
 
 pytestmark = [
     pytest.mark.e2e,
@@ -28,10 +28,10 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-JOBS = as_held(rbac.to_rules(controller_rbac.JOBS))
-NODES = as_held(rbac.to_rules(controller_rbac.NODES))
-ELECTION = as_held(rbac.to_rules(controller_rbac.ELECTION))
-NODE_LEASES = as_held(rbac.to_rules(controller_rbac.NODE_LEASES))
+JOBS = as_held(rights.to_rules(controller_rbac.JOBS))
+NODES = as_held(rights.to_rules(controller_rbac.NODES))
+ELECTION = as_held(rights.to_rules(controller_rbac.ELECTION))
+NODE_LEASES = as_held(rights.to_rules(controller_rbac.NODE_LEASES))
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_release_for_the_cluster_adds_to_view_and_edit_what_kubernetes_roles_l
 
 def added_by(role: Literal["view", "edit"]) -> Held:
     """What the release adds to a role of Kubernetes: workload kinds and TrainingJobs."""
-    return table(role) - as_held(rbac.rules(role, "objects"))
+    return table(role) - as_held(rights.rules(role, "objects"))
 
 
 def _has(namespace: Namespace, user: str, wanted: Held) -> bool:

@@ -17,6 +17,7 @@ from tests.charts.rules import CHART
 from tests.cluster.conftest import Job
 from tests.cluster.helm import call_helm
 from tests.cluster.namespace import Namespace
+from tools.reference import rights
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.needs("helm")]
 
@@ -76,7 +77,7 @@ def as_held(rules: list[dict[str, list[str]]]) -> Held:
 
 def table(role: Any) -> Held:
     """What the table of rights says of a role of the chart."""
-    return as_held([rule for part in rbac.PARTS for rule in rbac.rules(role, part)])
+    return as_held([rule for part in rights.PARTS for rule in rights.rules(role, part)])
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def bound(namespace: Namespace) -> Namespace:
         "apiVersion": rbac.RBAC,
         "kind": "Role",
         "metadata": {"name": "controller"},
-        "rules": rbac.to_rules(controller_rbac.JOBS),
+        "rules": rights.to_rules(controller_rbac.JOBS),
     }
     namespace.kubectl("apply", "-f", "-", stdin=json.dumps(role))
     namespace.kubectl("create", "rolebinding", "controller", "--role=controller", "--user=carl")
@@ -112,7 +113,7 @@ def test_each_account_has_the_rights_of_the_documented_tables_and_no_other(
 ) -> None:
     assert held_by(bound, "vera") == table("view")
     assert held_by(bound, "alice") == table("view") | table("edit")
-    assert held_by(bound, "carl") == as_held(rbac.to_rules(controller_rbac.JOBS))
+    assert held_by(bound, "carl") == as_held(rights.to_rules(controller_rbac.JOBS))
 
     bound.apply(calm(**UNPLACED), "--as", "alice")
     account = f"system:serviceaccount:{bound.name}:digits"

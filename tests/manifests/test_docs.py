@@ -7,12 +7,13 @@ import re
 import pytest
 import yaml
 
-from kdist import backends, rbac
+from kdist import backends
 from kdist.render import find_pods
 from kdist.render.overlay import violations
 from tests.charts import rights_files
 from tests.house.tree import ROOT
 from tests.manifests.jobs import FULL, load, make, place
+from tools.reference import rights
 
 PAGE = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
 ROWS = [
@@ -25,7 +26,7 @@ ROWS = [
 def test_what_each_command_may_need_is_the_table_of_rights() -> None:
     how = "run: make generate"
     assert rights_files.page() == PAGE, how
-    assert rights_files.TEMPLATE.read_text() == rbac.chart_templates(), how
+    assert rights_files.TEMPLATE.read_text() == rights.roles_template(), how
 
 
 @pytest.mark.parametrize("name", backends.NAMES)

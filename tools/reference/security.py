@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from kdist import rbac
 from kdist.rbac import Right
 from kdist_controller import rbac as controller_rbac
+from tools.reference import rights
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "explanation" / "security.md"
 _BLOCK: Final = re.compile(
@@ -33,8 +33,8 @@ def _roles() -> str:
     found = [
         (f"`{role}`", rule)
         for role in ("view", "edit")
-        for part in rbac.PARTS
-        for rule in rbac.rules(role, part)
+        for part in rights.PARTS
+        for rule in rights.rules(role, part)
     ]
     return _table("role", found)
 
@@ -46,7 +46,7 @@ def _controller() -> str:
         "`kube-node-lease`": controller_rbac.NODE_LEASES,
         "its own namespace": controller_rbac.ELECTION,
     }
-    found = [(where, rule) for where, table in tables.items() for rule in rbac.to_rules(table)]
+    found = [(where, rule) for where, table in tables.items() for rule in rights.to_rules(table)]
     return _table("in", found)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kdist import rbac
+from tools.reference import rights
 
 ROLES = ("chart-view", "chart-edit", "builtin-view", "builtin-edit")
 EVERYBODY, EDIT = frozenset(ROLES), frozenset({"chart-edit", "builtin-edit"})
@@ -120,6 +120,6 @@ def rules(role: str, aggregated: dict[str, list[dict[str, Any]]]) -> list[dict[s
             for part in parts
             for name in ("objects", "workloads")
             # they are view and edit
-            for rule in rbac.rules(part, name)  # type: ignore[arg-type]
+            for rule in rights.rules(part, name)  # type: ignore[arg-type]
         ]
     return [rule for part in parts for rule in aggregated[part]]

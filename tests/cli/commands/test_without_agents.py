@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from kdist import rbac
 from kdist.errors import Code
 from kdist.manifest import OWNER as OWNER_MARK
 from kdist.manifest import mark
@@ -21,6 +20,7 @@ from tests.cli.conftest import Kdist
 from tests.cli.job.cluster.world import FIRST, World, lines
 from tests.cli.status.objects import MAKER, Document, config_map
 from tests.cli.status.test_resource_state import NUMBERS, forge, training_job
+from tools.reference import rights
 
 __all__ = ["_hurry", "serve"]
 
@@ -45,7 +45,7 @@ class Behind(World):
 
     def __call__(self, asked: Asked) -> Reply:
         if asked.path.endswith("/selfsubjectrulesreviews"):
-            rules = [rule for part in rbac.PARTS[:2] for rule in rbac.rules("view", part)]
+            rules = [rule for part in rights.PARTS[:2] for rule in rights.rules("view", part)]
             return Reply(document={"status": {"resourceRules": rules, "incomplete": False}})
         if asked.path.endswith("/selfsubjectaccessreviews"):
             return Reply(document={"status": {"allowed": False}})

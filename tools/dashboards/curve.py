@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kdist.report.chart import Point, decades
+from kdist.report.chart import Point
 from kdist.report.page import Color
 from tools.dashboards.model import Panel
 
@@ -66,7 +66,9 @@ def limits(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
     """The lower and upper end of the axis, the second always greater."""
     if panel.logarithmic:
         positive = [value for value in values if value > 0]
-        return decades(min(positive, default=1.0), max(positive, default=1.0))
+        first = math.floor(math.log10(min(positive, default=1.0)))
+        last = math.ceil(math.log10(max(positive, default=1.0)))
+        return float(f"1e{first}"), float(f"1e{max(last, first + 1)}")
     low = min(values, default=0.0) if panel.minimum is None else panel.minimum
     high = max(values, default=low) if panel.maximum is None else panel.maximum
     if high > low + abs(low) * 1e-9:

@@ -47,7 +47,11 @@ svg.spark polyline {{ fill: none; stroke-width: 1.5; opacity: .55;
 .layer {{ opacity: .92; stroke: var(--card); stroke-width: .6 }}
 .faint {{ opacity: .12 }}
 .event.minor {{ stroke-width: 1.6; stroke-dasharray: none; opacity: .7 }}
-.legend {{ max-height: 34px; overflow: hidden }}
+.legend {{ display: flex; flex-wrap: wrap; gap: 1px 14px; color: var(--soft);
+  font-size: 11.5px; max-height: 34px; overflow: hidden }}
+.legend b {{ color: var(--ink); font-weight: 550 }}
+.legend i {{ display: inline-block; width: 9px; height: 9px; border-radius: 2.5px;
+  margin-right: 6px }}
 .bars b {{ color: var(--ink); font-weight: 550 }}
 .bars {{ display: grid; grid-template-columns: max-content 1fr max-content; gap: 7px 10px;
   align-items: center; margin-top: 12px; font-size: 12px; color: var(--soft) }}

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kdist.report.page import STATUS, Color, Markup, element, join, legend, legend_key, paint, table
+from kdist.report.page import STATUS, Color, Markup, element, join, paint, swatch, table
 from tools.dashboards.chart import render_chart, render_sparkline
 from tools.dashboards.curve import Curve, EventMarker
 from tools.dashboards.model import Kind, Panel, Threshold, color_of
@@ -82,7 +82,7 @@ def _chart(panel: Panel, source: PanelSource, events: Sequence[EventMarker]) -> 
         return _NOTHING
     width, height = panel.width * COLUMN - 30, panel.height * LINE - 78
     chart = render_chart(panel, curves, events, source.window, width=width, height=height)
-    return join(chart, legend(*_keys(panel, curves, 2 * width)))
+    return join(chart, element("div", *_keys(panel, curves, 2 * width), class_="legend"))
 
 
 def _keys(panel: Panel, curves: Sequence[Curve], room: int) -> list[Markup]:
@@ -93,7 +93,8 @@ def _keys(panel: Panel, curves: Sequence[Curve], room: int) -> list[Markup]:
         room -= _GAP + math.ceil(_CHARACTER * (len(curve.name) + len(value) + 1))
         if room < (_MORE if index < len(curves) - 1 else 0):
             return [*keys, element("span", f"{len(curves) - index} more")]
-        keys.append(legend_key(_words(curve.name), curve.color, value))
+        number = join(" ", element("b", value)) if value else ""
+        keys.append(element("span", swatch(curve.color), _words(curve.name), number))
     return keys
 
 

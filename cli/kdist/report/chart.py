@@ -50,12 +50,6 @@ def decade_ticks(low: float, high: float, *, most: int = 4) -> list[float]:
     return found[:: max(1, math.ceil((len(found) - 1) / most))]
 
 
-def decades(low: float, high: float) -> tuple[float, float]:
-    """The powers of ten between which two positive numbers are, the second always greater."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    return float(f"1e{first}"), float(f"1e{max(last, first + 1)}")
-
-
 def time_ticks(start: float, end: float, *, most: int) -> list[float]:
     """Round times in seconds between two, Unix times or durations, at most `most` intervals."""
     length = end - start

@@ -94,10 +94,6 @@ svg { width: 100%; display: block }
 .tick { fill: var(--faint); font-size: 10.5px }
 .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round }
 .event { stroke-width: 1.4; stroke-dasharray: 4 3; opacity: .9 }
-.legend { display: flex; flex-wrap: wrap; gap: 1px 14px; color: var(--soft); font-size: 11.5px }
-.legend b { color: var(--ink); font-weight: 550 }
-.legend i { display: inline-block; width: 9px; height: 9px; border-radius: 2.5px;
-  margin-right: 6px }
 table { border-collapse: collapse; width: 100% }
 th, td { text-align: right; padding: 6px 12px; border-bottom: 1px solid var(--edge) }
 th { font-weight: 550; color: var(--soft) } td { font-weight: 500 }
@@ -144,14 +140,3 @@ def table(header: Iterable[str], rows: Iterable[Sequence[str]]) -> Markup:
 def swatch(color: Color) -> Markup:
     """A small square that stands for what is drawn in this color."""
     return element("i", style=f"background:{paint(color)}")
-
-
-def legend_key(name: str, color: Color, value: str = "") -> Markup:
-    """One key of a legend: a swatch, a name, and the last value if there is one."""
-    number = join(" ", element("b", value)) if value else ""
-    return element("span", swatch(color), name, number)
-
-
-def legend(*keys: Markup) -> Markup:
-    """The keys of a chart, from left to right."""
-    return element("div", *keys, class_="legend")

@@ -1,8 +1,8 @@
-"""The frame of a page, its tables and its legends."""
+"""The frame of a page and its tables."""
 
 from __future__ import annotations
 
-from kdist.report.page import SERIES, element, legend, legend_key, render_page, table
+from kdist.report.page import element, render_page, table
 
 
 def test_a_page_has_a_title_a_stylesheet_and_a_color_scheme() -> None:
@@ -18,10 +18,3 @@ def test_a_table_begins_each_row_with_its_header() -> None:
     assert table(("name", "value"), [("a&b", "1")]) == (
         "<table><tr><th>name</th><th>value</th></tr><tr><th>a&amp;b</th><td>1</td></tr></table>"
     )
-
-
-def test_a_legend_has_a_swatch_for_each_name() -> None:
-    keys = legend(legend_key("loss", SERIES[0], "0.5"), legend_key("norm", SERIES[1]))
-    assert keys.count('<span><i style="background:light-dark(') == 2
-    assert "loss <b>0.5</b></span>" in keys
-    assert "norm</span>" in keys

@@ -64,13 +64,15 @@ def test_every_field_of_the_training_has_its_rule_and_every_rule_its_field() -> 
 
 
 def test_the_table_in_the_documentation_is_that_of_the_rules() -> None:
-    page = PAGE.read_text()
+    page, rules = PAGE.read_text(), edit_rules.RULES.items()
     assert TABLE.search(page)
-    fresh = TABLE.sub(lambda found: f"{found[1]}\n{edit_rules.table()}\n{found[2]}", page)
+    rows = [f"| `{field}` | {rule.effect} | {rule.why} |" for field, rule in rules]
+    table = "\n".join(["| field | an edit is | |", "|---|---|---|", *rows]) + "\n"
+    fresh = TABLE.sub(lambda found: f"{found[1]}\n{table}\n{found[2]}", page)
     if os.environ.get("KDIST_REGENERATE"):
         PAGE.write_text(fresh)
     assert PAGE.read_text() == fresh
-    assert edit_rules.table() in fresh
+    assert table in fresh
 
 
 @pytest.mark.parametrize(

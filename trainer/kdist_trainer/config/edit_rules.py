@@ -271,9 +271,3 @@ def _ends_later(before: Document, now: Document, done: Document) -> bool:
         return before["epochs"] is None or now["epochs"] > before["epochs"]
     reached = done.get("step") if before["steps"] is None else before["steps"]
     return isinstance(reached, int) and now["steps"] > reached
-
-
-def table() -> str:
-    """Render the rules as a Markdown table."""
-    rows = [f"| `{field}` | {rule.effect} | {rule.why} |" for field, rule in RULES.items()]
-    return "\n".join(["| field | an edit is | |", "|---|---|---|", *rows]) + "\n"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime
 from typing import TypeVar
 
@@ -143,17 +143,6 @@ def is_number(value: object) -> bool:
 def count(number: object, noun: str) -> str:
     """A number with its noun: `1 node`, `2 nodes`."""
     return f"{number} {noun}" if number in (1, "1") else f"{number} {noun}s"
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Ascending numbers as ranges: 0, 1, 2, 5 as `0-2,5`."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
-    return ",".join(str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in found)
 
 
 def camel_case(name: str) -> str:

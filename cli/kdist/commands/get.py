@@ -16,7 +16,6 @@ from kdist.terminal import columns
 from kdist.units import age, number, or_dash
 
 if TYPE_CHECKING:
-    from kdist.cluster import Cluster
     from kdist.status import JobStatus
 
 _POLL_SECONDS = 2.0
@@ -113,7 +112,15 @@ def command(
     )
     found = listing.read()
     if not found and output in ("table", "wide") and not watch:
-        return _report_none(listing.cluster, here=listing.here, local=local, every=all_namespaces)
+        if listing.cluster is not None:
+            inside = "" if all_namespaces else f" in namespace {listing.cluster.namespace}"
+            console.message(
+                f"there are no jobs{inside}{', nor on this machine' if listing.here else ''}"
+            )
+            return Code.OK
+        console.message(f"there are no jobs on this machine{'' if local else NO_CLUSTER}")
+        console.message("Next: kdist init")
+        return Code.OK
     both = len({each.status.location for each in found}) > 1
     shown = Rows(
         output,
@@ -128,17 +135,6 @@ def command(
     while watch:
         time.sleep(_POLL_SECONDS)
         shown.show_changes(listing.read(strict=False))
-    return Code.OK
-
-
-def _report_none(cluster: Cluster | None, *, here: bool, local: bool, every: bool) -> int:
-    """Say that there are no jobs, and how to get one."""
-    if cluster is not None:
-        place = "" if every else f" in namespace {cluster.namespace}"
-        console.message(f"there are no jobs{place}{', nor on this machine' if here else ''}")
-        return Code.OK
-    console.message(f"there are no jobs on this machine{'' if local else NO_CLUSTER}")
-    console.message("Next: kdist init")
     return Code.OK
 
 

@@ -21,7 +21,8 @@ from kdist.errors import KdistError, NotFoundError, UsageError
 from kdist.job.job import Notify
 from kdist.status import documents
 from kdist.threads import OnError, start_thread
-from kdist.units import ranges, seconds
+from kdist.units import seconds
+from kdist_trainer.formats import ranges
 
 TIMEOUT: Final = 300.0
 """Seconds that a job gets to train again, after the end of a fault that lasts."""

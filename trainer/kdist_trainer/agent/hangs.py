@@ -42,6 +42,7 @@ from kdist_trainer.agent.coordination import (
 from kdist_trainer.agent.exits import RankState
 from kdist_trainer.agent.worker_group import can_keep_workers
 from kdist_trainer.config import Cause, Exit, TrainConfig
+from kdist_trainer.formats import ranges
 from kdist_trainer.instrumentation.fault_handler import DUMP, LOOK, look_path, read_line
 from kdist_trainer.ipc.failure import Failure
 from kdist_trainer.processes.liveness import Call, Heartbeat, Phase, RankSnapshot, heartbeat_path
@@ -119,7 +120,17 @@ def find_mismatch(states: Iterable[RankState]) -> Mismatch | None:
             }
             kinds = {rank: _kind(call) for rank, call in entered.items()}
             if len(set(kinds.values())) > 1:
-                return _describe_mismatch(entered, kinds)
+                (common, count), *_ = Counter(kinds.values()).most_common(1)
+                ranks_by_text: dict[str, list[int]] = defaultdict(list)
+                for rank in sorted(entered, key=lambda rank: (kinds[rank] == common, rank)):
+                    ranks_by_text[str(entered[rank])].append(rank)
+                message = "the ranks entered different collectives: " + ", ".join(
+                    f"{format_ranks(ranks)} {call}" for call, ranks in ranks_by_text.items()
+                )
+                if count * 2 <= len(entered):
+                    return Mismatch((), message, next(iter(ranks_by_text)))
+                differing = tuple(sorted(rank for rank in entered if kinds[rank] != common))
+                return Mismatch(differing, message, str(entered[differing[0]]))
     return None
 
 
@@ -135,20 +146,6 @@ def _by_group(states: Iterable[RankState]) -> dict[str, dict[int, dict[int, Call
 def _kind(call: Call) -> tuple[Any, ...]:
     """The properties that must be the same on all ranks of a collective."""
     return (call.op, call.dtype) if call.op.endswith(_UNEVEN) else (call.op, call.dtype, call.numel)
-
-
-def _describe_mismatch(calls: Mapping[int, Call], kinds: Mapping[int, tuple[Any, ...]]) -> Mismatch:
-    (common, count), *_ = Counter(kinds.values()).most_common(1)
-    ranks_by_text: dict[str, list[int]] = defaultdict(list)
-    for rank in sorted(calls, key=lambda rank: (kinds[rank] == common, rank)):
-        ranks_by_text[str(calls[rank])].append(rank)
-    message = "the ranks entered different collectives: " + ", ".join(
-        f"{format_ranks(ranks)} {call}" for call, ranks in ranks_by_text.items()
-    )
-    if count * 2 <= len(calls):
-        return Mismatch((), message, next(iter(ranks_by_text)))
-    differing = tuple(sorted(rank for rank in calls if kinds[rank] != common))
-    return Mismatch(differing, message, str(calls[differing[0]]))
 
 
 def find_missing(states: Sequence[RankState]) -> Mismatch | None:
@@ -198,14 +195,8 @@ def format_collectives(states: Iterable[RankState]) -> tuple[str, ...]:
 
 def format_ranks(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 0,2-7`."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
-    return f"rank {text}" if len(spans) == 1 and spans[0][0] == spans[0][1] else f"ranks {text}"
+    text = ranges(sorted(ranks))
+    return f"rank {text}" if text.isdecimal() else f"ranks {text}"
 
 
 NO_STORE = "the rendezvous store does not respond"

@@ -429,7 +429,19 @@ def save_kept_state(
         return None
     local_rank = next(number for number, kept in survivors.kept.items() if kept == step)
     log.event("saving-kept-state", step=step, generation=number)
-    survivors.join_alone(workers, local_rank, describe_group(number))
+    # the environment of a rank that is alone in its group, and is to stop
+    ranks = ("RANK", "GROUP_RANK", "ROLE_RANK")
+    sizes = ("WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    survivors.join_alone(
+        workers,
+        local_rank,
+        {
+            **dict.fromkeys(ranks, "0"),
+            **dict.fromkeys(sizes, "1"),
+            "KDIST_GENERATION": str(number),
+            STOPS_VARIABLE: "1",
+        },
+    )
     since = time.monotonic() if stop.requested_at is None else stop.requested_at
     deadline = kill_deadline(since, settings.config.termination_grace_period_seconds)
     while local_rank in workers.living:
@@ -487,15 +499,3 @@ def open_generation(
         Generation(number, RESUME, sorted(agents), from_step=step, kept_step=step), world_size=1
     )
     return number
-
-
-def describe_group(generation: int) -> dict[str, str]:
-    """The environment of a rank that is alone in its group, and is to stop."""
-    ranks = ("RANK", "GROUP_RANK", "ROLE_RANK")
-    sizes = ("WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
-    return {
-        **dict.fromkeys(ranks, "0"),
-        **dict.fromkeys(sizes, "1"),
-        "KDIST_GENERATION": str(generation),
-        STOPS_VARIABLE: "1",
-    }

@@ -1,6 +1,7 @@
 """What processes of different versions agree on: the formats of documents that one writes and
 another one may read, on a disk, in a ConfigMap or on a connection; and the names, the port, the
-limits and the estimate of the time left that command line, controller and trainer share.
+limits, the estimate of the time left and the way to write ranges that command line, controller and
+trainer share.
 
 A document says its number in `format`; without one it is of format 1, that of version 0.1.0. A
 newer number than the reader knows is refused by `NewerFormatError` and the document is left as it
@@ -151,3 +152,14 @@ def check_format(name: str, document: Any) -> None:
             f"{name} is of format {str(found)[:40]}, and this version of kdist knows formats up to "
             f"{known}: use the version that wrote it, or a newer one; nothing was changed"
         )
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers as ranges: 0, 1, 2, 5 as `0-2,5`."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ",".join(str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in found)

@@ -451,31 +451,27 @@ def watch_attributes(ctx: TrainContext) -> Iterator[None]:
     first step of the optimizer is watched too.
     """
     if ctx.world.is_rank_zero:
-        _watch_step(ctx.optimizer)
+        before: list[Attributes] = []
+
+        def note(_optimizer: Optimizer, _args: Any, _named: Any) -> None:
+            before.append(Attributes(ctx.optimizer))
+
+        def report(_optimizer: Optimizer, _args: Any, _named: Any) -> None:
+            for hook in hooks:
+                hook.remove()
+            changed = before[0].find_changed()
+            if changed:
+                log.warn(
+                    "attributes-not-kept",
+                    message=f"a step changes {describe_changed(changed, in_optimizer=True)}",
+                )
+
+        hooks = [
+            ctx.optimizer.register_step_pre_hook(note),
+            ctx.optimizer.register_step_post_hook(report),
+        ]
     attributes = Attributes(ctx.module)
     yield
     changed = attributes.restore()
     if changed and ctx.world.is_rank_zero:
         log.warn("attributes-not-kept", message=f"a pass changes {describe_changed(changed)}")
-
-
-def _watch_step(optimizer: Optimizer) -> None:
-    before: list[Attributes] = []
-
-    def note(_optimizer: Optimizer, _args: Any, _named: Any) -> None:
-        before.append(Attributes(optimizer))
-
-    def report(_optimizer: Optimizer, _args: Any, _named: Any) -> None:
-        for hook in hooks:
-            hook.remove()
-        changed = before[0].find_changed()
-        if changed:
-            log.warn(
-                "attributes-not-kept",
-                message=f"a step changes {describe_changed(changed, in_optimizer=True)}",
-            )
-
-    hooks = [
-        optimizer.register_step_pre_hook(note),
-        optimizer.register_step_post_hook(report),
-    ]

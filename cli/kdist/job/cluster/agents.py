@@ -17,7 +17,8 @@ from kdist import rbac
 from kdist.errors import KdistError, NotFoundError, UsageError
 from kdist.rbac import Right
 from kdist.status import Pod
-from kdist.units import count, ranges
+from kdist.units import count
+from kdist_trainer.formats import ranges
 
 if TYPE_CHECKING:
     from kdist.agents.client import AgentClient

@@ -293,7 +293,21 @@ def read_code(target: AppliedJob) -> dict[str, bytes]:
     """
     try:
         document = parse_json(target.config_map["data"]["code.json"])
-        return _read_files(target, take_format("code.json", document))
+        volume = take_format("code.json", document)
+        found = target.cluster.get("v1", "ConfigMap", volume["name"])
+        text, binary = found.get("data") or {}, found.get("binaryData") or {}
+        files = {}
+        for item in volume.get("items") or []:
+            key = item["key"]
+            files[item["path"]] = (
+                text[key].encode() if key in text else b64decode(binary.get(key, ""))
+            )
+        return files
+    except NotFoundError as error:
+        raise KdistError(
+            f"ConfigMap {volume['name']} with the code of {target.name} is gone",
+            next_command="run `kdist apply` with the job file to send it again",
+        ) from error
     except NewerFormatError as error:
         raise KdistError(f"ConfigMap {target.name}: {error}") from None
     except (KeyError, ValueError, TypeError) as error:
@@ -301,22 +315,6 @@ def read_code(target: AppliedJob) -> dict[str, bytes]:
             f"ConfigMap {target.name} does not say where the code of {target.name} is",
             next_command="run `kdist apply` with the job file to send it again",
         ) from error
-
-
-def _read_files(target: AppliedJob, volume: Mapping[str, Any]) -> dict[str, bytes]:
-    try:
-        found = target.cluster.get("v1", "ConfigMap", volume["name"])
-    except NotFoundError as error:
-        raise KdistError(
-            f"ConfigMap {volume['name']} with the code of {target.name} is gone",
-            next_command="run `kdist apply` with the job file to send it again",
-        ) from error
-    text, binary = found.get("data") or {}, found.get("binaryData") or {}
-    files = {}
-    for item in volume.get("items") or []:
-        key = item["key"]
-        files[item["path"]] = text[key].encode() if key in text else b64decode(binary.get(key, ""))
-    return files
 
 
 def is_workload(target: AppliedJob, manifest: Manifest) -> bool:

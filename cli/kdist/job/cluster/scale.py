@@ -44,22 +44,6 @@ def scale(target: AppliedJob, nodes: str, how: Change) -> str:
             f"job {target.name} has finished ({state.finished})",
             next_command=target.command("restart"),
         )
-    _check_scalable(target)
-    wanted = target.with_nodes(least, most)
-    target.changes.resize(wanted, state, dry_run=dry_run)
-    if dry_run:
-        return f"{target.name} has {describe_nodes(least, most)} (server dry run)"
-    if state.suspended:
-        return f"{target.name} has {describe_nodes(least, most)}, once it is resumed"
-    if most == before.max:
-        return f"{target.name} has {describe_nodes(least, most)}"
-    change = f"from {before.max} to {describe_nodes(least, most)}"
-    if not how.wait:
-        return Changed(f"{target.name} scales {change}", target.command("status", "-w"))
-    return f"{target.name} scaled {change}{_wait_for_size(wanted, before.max, how.timeout)}"
-
-
-def _check_scalable(target: AppliedJob) -> None:
     if target.backend.scalable:
         raise KdistError(
             (
@@ -77,6 +61,18 @@ def _check_scalable(target: AppliedJob) -> None:
             "its size",
             hint="`kdist suspend` it, or use backend: job",
         )
+    wanted = target.with_nodes(least, most)
+    target.changes.resize(wanted, state, dry_run=dry_run)
+    if dry_run:
+        return f"{target.name} has {describe_nodes(least, most)} (server dry run)"
+    if state.suspended:
+        return f"{target.name} has {describe_nodes(least, most)}, once it is resumed"
+    if most == before.max:
+        return f"{target.name} has {describe_nodes(least, most)}"
+    change = f"from {before.max} to {describe_nodes(least, most)}"
+    if not how.wait:
+        return Changed(f"{target.name} scales {change}", target.command("status", "-w"))
+    return f"{target.name} scaled {change}{_wait_for_size(wanted, before.max, how.timeout)}"
 
 
 def _wait_for_size(wanted: AppliedJob, before: int, timeout: float | None) -> str:

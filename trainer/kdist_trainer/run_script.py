@@ -159,7 +159,13 @@ def _prepare_torch() -> None:
 
         device_memory.record_history()
     _bind_store()
-    _observe_groups()
+    # have the agent know whether this rank has formed a process group with others
+    try:
+        from kdist_trainer import torch_internals
+
+        torch_internals.observe_groups(lambda size: _mark_group(True) if size > 1 else None)
+    except Exception:  # noqa: BLE001 - of a torch without distributed it is not known
+        _mark_group(None)
     is_timed = (
         "KDIST_METRICS_SOCKET" in os.environ
         and os.environ.get("KDIST_COLLECTIVE_TIMING", "on") == "on"
@@ -188,16 +194,6 @@ def _bind_store() -> None:
             "store-unbound",
             message=f"a store of torch listens at all addresses: {type(error).__name__}: {error}",
         )
-
-
-def _observe_groups() -> None:
-    """Have the agent know whether this rank has formed a process group with others."""
-    try:
-        from kdist_trainer import torch_internals
-
-        torch_internals.observe_groups(lambda size: _mark_group(True) if size > 1 else None)
-    except Exception:  # noqa: BLE001 - of a torch without distributed it is not known
-        _mark_group(None)
 
 
 def _mark_group(group: bool | None) -> None:

@@ -333,7 +333,13 @@ def _found(
         mark = place.key
         if each["type"] == "value_error":
             message = Message(each["msg"].removeprefix("Value error, "))
-            fields_read = _named(place.path, message.message)
+            # the fields of a section that a message names, which are those that its rule has read
+            section = reference.find(place.path)
+            fields_read = tuple(
+                (*place.path, name)
+                for name in (section.children if section else ())
+                if re.search(rf"\b{name}\b", message.message)
+            )
             place = locate(tree, fields_read[0]) if len(fields_read) == 1 else place
             mark = place.value
         elif each["type"] == "missing":
@@ -349,16 +355,6 @@ def _found(
         else:
             continue
         yield _LocatedProblem(_problem(place.path, mark, message), place.path, fields_read)
-
-
-def _named(path: Path, message: str) -> tuple[Path, ...]:
-    """The fields of a section that a message names, which are those that its rule has read."""
-    section = reference.find(path)
-    return tuple(
-        (*path, name)
-        for name in (section.children if section else ())
-        if re.search(rf"\b{name}\b", message)
-    )
 
 
 def _violations(

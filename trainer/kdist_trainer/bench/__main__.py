@@ -36,7 +36,18 @@ _MAX_SHOWN = 128  # ranks whose pairs fit into lines of a log
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and log. Raises `RuntimeError` if a result was wrong."""
-    given = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m kdist_trainer.bench", description=__doc__)
+    add = parser.add_argument
+    add("collective", choices=sorted(COLLECTIVES))
+    add("--min", type=int, default=1 << 10, help="bytes of the smallest size")
+    add("--max", type=int, default=1 << 26, help="bytes of the largest size")
+    add("--factor", type=int, default=4, help="between successive sizes")
+    add("--rounds", type=int, default=20, help="measured rounds per size")
+    add("--warmup", type=int, default=5, help="rounds before these")
+    add("--seconds", type=float, default=5.0, help="maximum time per size")
+    add("--slow", type=float, default=2.0, help="a pair is slow from this multiple of the median")
+    add("--timeout", type=float, default=300.0, help="seconds that a collective may take")
+    given = parser.parse_args(arguments)
     heartbeat, step = find_heartbeat(), 0
     record_collectives(heartbeat)
 
@@ -96,21 +107,6 @@ def _log_nothing(name: str, /, **fields: object) -> None:
 
 def _device(world: World) -> str:
     return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m kdist_trainer.bench", description=__doc__)
-    add = parser.add_argument
-    add("collective", choices=sorted(COLLECTIVES))
-    add("--min", type=int, default=1 << 10, help="bytes of the smallest size")
-    add("--max", type=int, default=1 << 26, help="bytes of the largest size")
-    add("--factor", type=int, default=4, help="between successive sizes")
-    add("--rounds", type=int, default=20, help="measured rounds per size")
-    add("--warmup", type=int, default=5, help="rounds before these")
-    add("--seconds", type=float, default=5.0, help="maximum time per size")
-    add("--slow", type=float, default=2.0, help="a pair is slow from this multiple of the median")
-    add("--timeout", type=float, default=300.0, help="seconds that a collective may take")
-    return parser
 
 
 if __name__ == "__main__":

@@ -43,7 +43,29 @@ from kdist_trainer.object_store.errors import ObjectStoreError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Answer one question about a folder; returns the exit code."""
-    given = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m kdist_trainer.checkpoint", description=__doc__)
+    add = parser.add_argument
+    add(
+        "question",
+        choices=["list", "verify", "ledger", "records", "aside", "export", "logs"],
+        help=(
+            "list the checkpoints, verify every byte and whether a training could read them, show "
+            "the run's ledger, copy the ledger and DONE to a folder (records), archive the folder "
+            "(aside), export the weights, or print the log of the node --name"
+        ),
+    )
+    add("folder", help="folder or URL of a run's checkpoints")
+    add("--name", default="", help="the one checkpoint to describe, or the node")
+    add("--generation", type=int, help="logs: only this generation")
+    add("--step", type=int, help="export: the checkpoint of this step instead of the newest")
+    add("--ema", action="store_true", help="export: the moving average instead of the weights")
+    add(
+        "--out",
+        type=Path,
+        default=Path("-"),
+        help="export: the file to write, - for stdout; records: the folder",
+    )
+    given = parser.parse_args(arguments)
     try:
         given.folder = open_location(given.folder)
     except (ValueError, ImportError) as error:
@@ -111,32 +133,6 @@ def _export(given: argparse.Namespace) -> dict[str, Any]:
         return export.write_file(found, given.out)
     with open(1, "wb", closefd=False) as stream:
         return found.write(stream)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m kdist_trainer.checkpoint", description=__doc__)
-    add = parser.add_argument
-    add(
-        "question",
-        choices=["list", "verify", "ledger", "records", "aside", "export", "logs"],
-        help=(
-            "list the checkpoints, verify every byte and whether a training could read them, show "
-            "the run's ledger, copy the ledger and DONE to a folder (records), archive the folder "
-            "(aside), export the weights, or print the log of the node --name"
-        ),
-    )
-    add("folder", help="folder or URL of a run's checkpoints")
-    add("--name", default="", help="the one checkpoint to describe, or the node")
-    add("--generation", type=int, help="logs: only this generation")
-    add("--step", type=int, help="export: the checkpoint of this step instead of the newest")
-    add("--ema", action="store_true", help="export: the moving average instead of the weights")
-    add(
-        "--out",
-        type=Path,
-        default=Path("-"),
-        help="export: the file to write, - for stdout; records: the folder",
-    )
-    return parser
 
 
 Entry = dict[str, Any]

@@ -158,7 +158,17 @@ class RequiredSave:
         pause = max(0.0, min(self.waiting.pause_seconds(), _LONGEST_PAUSE, left))
         room = self._find_room() if is_rank_zero else None
         if is_rank_zero:
-            self._warn(result, pause, left)
+            what = f"the finished training, step {result.step}, waits to be saved"
+            then = f"next try in {pause:.0f} s, or as soon as there is room"
+            if left <= 0:
+                then = f"given up after {LONGEST_SECONDS / 60:.0f} min"
+            log.warn(
+                "save-waits",
+                step=result.step,
+                cause=result.cause,
+                message=f"storage: {self._root}: {what}: {result.error}; free space, or repair it; "
+                f"{then}",
+            )
         while True:
             self.waiting.beat()
             self.waiting.check_group()
@@ -176,19 +186,6 @@ class RequiredSave:
             if following is not _Next.WAIT:
                 return following
             time.sleep(_LOOK_SECONDS)
-
-    def _warn(self, result: SaveResult, pause: float, left: float) -> None:
-        what = f"the finished training, step {result.step}, waits to be saved"
-        then = f"next try in {pause:.0f} s, or as soon as there is room"
-        if left <= 0:
-            then = f"given up after {LONGEST_SECONDS / 60:.0f} min"
-        log.warn(
-            "save-waits",
-            step=result.step,
-            cause=result.cause,
-            message=f"storage: {self._root}: {what}: {result.error}; free space, or repair it; "
-            f"{then}",
-        )
 
     def _find_room(self) -> int | None:
         """The bytes that are free in the folder; None if that is not known."""

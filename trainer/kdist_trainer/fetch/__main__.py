@@ -34,7 +34,26 @@ _STDOUT = 1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one fetch; returns the exit code."""
-    given = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m kdist_trainer.fetch", description=__doc__)
+    add = parser.add_argument
+    add("--url", required=True, help="what to fetch, without credentials")
+    add("--folder", type=Path, required=True, help="gets the files, in files/")
+    add("--field", required=True, help="field of job.yaml that asks for it")
+    add("--endpoint", help="address of the server, if it is not the usual one")
+    add("--region", help="region of an s3:// bucket")
+    add("--sha256", metavar="HEX", help="digest of the file, or of SHA256SUMS")
+    add("--max-bytes", type=int, metavar="N", help="most bytes of all files")
+    add("--weights", action="store_true", help="of a repository of hf://, only its weights")
+    add("--termination-message", type=Path, metavar="FILE", help=RECORD_HELP)
+    add("--parent-pipe", type=Path, metavar="FIFO", help="pipe whose end of file ends the fetch")
+    add(
+        "--stall-seconds",
+        type=float,
+        default=STALL_SECONDS,
+        metavar="N",
+        help="how long failed requests are repeated without any progress",
+    )
+    given = parser.parse_args(arguments)
     if given.parent_pipe is not None:
         liveness.watch(given.parent_pipe)
     log.write_to(lambda line: os.write(_STDOUT, redact(line.decode()).encode()))
@@ -117,29 +136,6 @@ def _end(record: dict[str, Any], given: argparse.Namespace) -> int:
         shown["traceback"] = [redact(line) for line in record.get("traceback") or ()]
         write_termination_message(shown, given.termination_message)
     return int(record["code"])
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m kdist_trainer.fetch", description=__doc__)
-    add = parser.add_argument
-    add("--url", required=True, help="what to fetch, without credentials")
-    add("--folder", type=Path, required=True, help="gets the files, in files/")
-    add("--field", required=True, help="field of job.yaml that asks for it")
-    add("--endpoint", help="address of the server, if it is not the usual one")
-    add("--region", help="region of an s3:// bucket")
-    add("--sha256", metavar="HEX", help="digest of the file, or of SHA256SUMS")
-    add("--max-bytes", type=int, metavar="N", help="most bytes of all files")
-    add("--weights", action="store_true", help="of a repository of hf://, only its weights")
-    add("--termination-message", type=Path, metavar="FILE", help=RECORD_HELP)
-    add("--parent-pipe", type=Path, metavar="FIFO", help="pipe whose end of file ends the fetch")
-    add(
-        "--stall-seconds",
-        type=float,
-        default=STALL_SECONDS,
-        metavar="N",
-        help="how long failed requests are repeated without any progress",
-    )
-    return parser
 
 
 if __name__ == "__main__":

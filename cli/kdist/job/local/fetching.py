@@ -128,7 +128,14 @@ class Fetches:
             )
         try:
             while process.poll() is None:
-                self._handle_signals(process, signals)
+                for number, kills in signals.take():
+                    if kills:
+                        self._killed = True
+                        process.kill()
+                    else:
+                        reason = f"{number.name}; what was fetched is kept"
+                        self.log_event("kdist", "stopping", reason=reason)
+                        process.terminate()
                 self._show(tail.read())
                 signals.wait(_POLL_SECONDS)
             self._show(tail.read(last=True))
@@ -138,16 +145,6 @@ class Fetches:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(KILL_SECONDS)
         return int(process.returncode)
-
-    def _handle_signals(self, process: subprocess.Popen[bytes], signals: SignalQueue) -> None:
-        for number, kills in signals.take():
-            if kills:
-                self._killed = True
-                process.kill()
-            else:
-                reason = f"{number.name}; what was fetched is kept"
-                self.log_event("kdist", "stopping", reason=reason)
-                process.terminate()
 
     def _show(self, entries: Iterator[Entry]) -> None:
         for entry in entries:

@@ -97,7 +97,19 @@ class RunSession:
             self.poller.start()
             self.supervisor.start()
             while self.supervisor.poll():
-                self._handle_signals(signals)
+                saves = self.progress.saves
+                for number, kills in signals.take():
+                    if not kills:
+                        reason = (
+                            f"{number.name}; repeat it to exit now" + ", without saving" * saves
+                        )
+                        how = {} if saves else {"saves": False}
+                        self.log_event("kdist", "stopping", reason=reason, **how)
+                        self.supervisor.stop()
+                    else:
+                        message = f"{number.name} again: exits now" + ", without saving" * saves
+                        self.log_event("kdist", "force-stopping", message=message)
+                        self.supervisor.kill()
                 self._poll()
                 signals.wait(
                     0 if any(tail.behind for tail in self._tails.values()) else _POLL_INTERVAL
@@ -119,19 +131,6 @@ class RunSession:
                 self._handle(entry)
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self._handle(Entry(node, {"time": stamp, "event": event, "level": "info", **fields}, ""))
-
-    def _handle_signals(self, signals: SignalQueue) -> None:
-        saves = self.progress.saves
-        for number, kills in signals.take():
-            if not kills:
-                reason = f"{number.name}; repeat it to exit now" + ", without saving" * saves
-                how = {} if saves else {"saves": False}
-                self.log_event("kdist", "stopping", reason=reason, **how)
-                self.supervisor.stop()
-            else:
-                message = f"{number.name} again: exits now" + ", without saving" * saves
-                self.log_event("kdist", "force-stopping", message=message)
-                self.supervisor.kill()
 
     def _poll(self, *, last: bool = False) -> None:
         entries = [

@@ -359,7 +359,15 @@ class _Composer:
         """The node that begins with `event`, below `depth` collections."""
         self._last = event
         if isinstance(event, yaml.AliasEvent):
-            return self._resolve_alias(event, depth)
+            name = shown(event.anchor, 40)
+            if event.anchor not in self._anchors:
+                self._refuse(event, f"the alias `*{name}` has no anchor `&{name}` before it")
+            node = self._anchors[event.anchor]
+            if node is None:
+                self._refuse(event, f"the alias `*{name}` is inside its own anchor")
+            if depth + node.depth > MAX_DEPTH:
+                self._refuse(event, f"nested deeper than {MAX_DEPTH} levels by aliases")
+            return node
         if is_key and not isinstance(event, yaml.ScalarEvent):
             hint = "in `{…}` and `[…]` use quotes if text is meant"
             self._refuse(event, "a key must be text", hint)
@@ -377,17 +385,6 @@ class _Composer:
             node = self._compose_collection(event, depth)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
-        return node
-
-    def _resolve_alias(self, event: yaml.AliasEvent, depth: int) -> YamlNode:
-        name = shown(event.anchor, 40)
-        if event.anchor not in self._anchors:
-            self._refuse(event, f"the alias `*{name}` has no anchor `&{name}` before it")
-        node = self._anchors[event.anchor]
-        if node is None:
-            self._refuse(event, f"the alias `*{name}` is inside its own anchor")
-        if depth + node.depth > MAX_DEPTH:
-            self._refuse(event, f"nested deeper than {MAX_DEPTH} levels by aliases")
         return node
 
     def _compose_scalar(self, event: yaml.ScalarEvent, *, is_key: bool) -> YamlNode:

@@ -14,7 +14,7 @@ from kdist_trainer.network.server import Refused
 from tests.charts.rules import CHART, CONTROLLER, FILES, alerts
 from tests.docs.blocks import DOCS
 from tests.docs.test_facts_in_prose import WORDS
-from tools.dashboards import DASHBOARDS
+from tools.dashboards import DASHBOARDS, goodput
 
 PAGE: Final = (DOCS / "how-to/monitoring.md").read_text()
 TEMPLATES: Final = {path.name: path.read_text() for path in (CHART / "templates").glob("*.yaml")}
@@ -60,6 +60,15 @@ def test_pages_say_when_alerts_resolve_as_their_windows_do() -> None:
     assert {*re.findall(r"\[(\w+):\w+\]", conditions["KdistJobFailed"])} == {"1h"}
     assert re.search(r"\| KdistLossNotFinite \|[^|]*\| ten minutes have passed \|", PAGE)
     assert re.findall(r"\[(\w+)\]", conditions["KdistLossNotFinite"]) == ["10m"]
+
+
+def test_the_page_says_over_what_time_goodput_is_and_what_is_left_out() -> None:
+    assert {*re.findall(r"\[(.*?)\]", goodput.OF_TRAINING)} == {"$__range"}
+    assert "wall time in the selected time range that was spent in steps" in PAGE
+    left_out = "that were not repeated, without waiting for data"
+    assert ("kdist_lost_progress_seconds_total" in goodput.OF_TRAINING) is (left_out in PAGE)
+    panels = {panel.title: panel for panel in DASHBOARDS["training-job"].panels}
+    assert [*panels["Goodput"].queries.values()] == [goodput.OF_TRAINING]
 
 
 def test_the_runbook_explains_every_cause_that_a_save_can_fail_for() -> None:

@@ -1,8 +1,8 @@
 """The dashboards as code, and what checks them against real servers: `python -m tools.dashboards`.
 
 `model` defines what a dashboard consists of, and is what to read first; `training` and `fleet` are
-the two dashboards; `grafana` converts them to Grafana's JSON. `export` writes that to the Helm
-chart, from which also the wheel of kdist takes it.
+the two dashboards, `goodput` has queries of both; `grafana` converts them to Grafana's JSON.
+`export` writes that to the Helm chart, from which also the wheel of kdist takes it.
 
 `preview` draws a dashboard as one self-contained HTML page from the series of a Prometheus, without
 a Grafana; `make pictures` takes the pictures in docs/ from such pages. `verify` imports each

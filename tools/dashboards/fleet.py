@@ -3,6 +3,7 @@ goes.
 """
 
 from kdist.agents.metrics import STRAGGLER_RATIO
+from tools.dashboards.goodput import OBSERVED, OF_ALL, PRODUCTIVE, WALL
 from tools.dashboards.model import (
     BUSY,
     GOODPUT,
@@ -29,9 +30,6 @@ _BUSY_OF_RANK = (
     f"sum by (namespace, kdist_job, rank) (rate({BUSY}[{RATE}]))"
     f" / sum by (namespace, kdist_job, rank) (rate(kdist_steps_total{{}}[{RATE}]))"
 )
-_WALL = "increase(kdist_wall_seconds_total{}[$__range])"
-_OBSERVED = 'increase(kdist_wall_seconds_total{category!="unobserved"}[$__range])'
-_PRODUCTIVE = 'increase(kdist_wall_seconds_total{category="productive_step"}[$__range])'
 
 NOW = PanelRow(
     "Now",
@@ -72,7 +70,7 @@ NOW = PanelRow(
         stat(
             "Goodput",
             "Share of the agents' time, within the shown range, that went into steps",
-            f"sum({_PRODUCTIVE}) / sum({_OBSERVED})",
+            OF_ALL,
             "percentunit",
             width=4,
             height=3,
@@ -101,7 +99,7 @@ NOW = PanelRow(
                 "Loss": f"max {_BY_JOB} (kdist_loss{{}})",
                 "Samples/s": f"sum {_BY_JOB} (rate(kdist_samples_total{{}}[{RATE}]))",
                 "FLOP/s": f"sum {_BY_JOB} (rate(kdist_model_flops_total{{}}[{RATE}]))",
-                "Goodput": f"(sum {_BY_JOB} ({_PRODUCTIVE}) > 0) / sum {_BY_JOB} ({_OBSERVED})",
+                "Goodput": f"(sum {_BY_JOB} ({PRODUCTIVE}) > 0) / sum {_BY_JOB} ({OBSERVED})",
                 "Restarts": RESTARTS,
                 "Skew": (
                     f"round(max {_BY_JOB} ({_BUSY_OF_RANK}) / quantile {_BY_JOB} (0.5, "
@@ -157,7 +155,7 @@ TIME = PanelRow(
             "Time by category",
             "Agents' time within the shown range",
             "s",
-            {"{{category}}": f"sort_desc(sum by (category) ({_WALL}) > 0)"},
+            {"{{category}}": f"sort_desc(sum by (category) ({WALL}) > 0)"},
             width=6,
             height=8,
         ),

@@ -38,7 +38,7 @@ def to_document(dashboard: Dashboard) -> dict[str, Any]:
         "schemaVersion": _SCHEMA,
         "editable": False,
         "graphTooltip": 1,
-        "refresh": "30s",
+        "refresh": dashboard.refresh,
         "time": {"from": f"now-{dashboard.hours}h", "to": "now"},
         "timezone": "browser",
         "annotations": {"list": [_annotation(dashboard, mark) for mark in dashboard.annotations]},

@@ -155,6 +155,7 @@ class Dashboard:
     annotations: tuple[Annotation, ...] = ()
     hours: int = 1
     """The time range at first."""
+    refresh: str = "30s"
 
     @property
     def panels(self) -> tuple[Panel, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kdist.agents.metrics import STRAGGLER_RATIO
+from tools.dashboards import goodput
 from tools.dashboards.model import (
     BUSY,
     GOODPUT,
@@ -22,10 +23,6 @@ from tools.dashboards.model import (
 
 _BUSY = f"sum by (rank) (rate({BUSY}[{RATE}]))"
 _BUSY_OF_STEP = f"{_BUSY} / sum by (rank) (rate(kdist_steps_total{{}}[{RATE}]))"
-_WALL = "increase(kdist_wall_seconds_total{}[$__range])"
-_PRODUCTIVE = 'increase(kdist_wall_seconds_total{category="productive_step"}[$__range])'
-_UNOBSERVED = 'increase(kdist_wall_seconds_total{category="unobserved"}[$__range])'
-_LOST = "increase(kdist_lost_progress_seconds_total{}[$__range])"
 
 OVERVIEW = PanelRow(
     "Overview",
@@ -88,8 +85,7 @@ OVERVIEW = PanelRow(
                 "Share of the shown time that went into steps that count, their waiting for "
                 "data left out"
             ),
-            f"clamp_min((sum({_PRODUCTIVE}) - sum({_LOST})) / sum({_WALL}), 0)"
-            f" unless (sum({_UNOBSERVED}) > 0 unless sum({_PRODUCTIVE}) > 0)",
+            goodput.OF_TRAINING,
             "percentunit",
             width=4,
             decimals=1,

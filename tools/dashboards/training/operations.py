@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kdist import backends
+from tools.dashboards import goodput
 from tools.dashboards.model import (
     RATE,
     RESTARTED,
@@ -16,9 +17,6 @@ from tools.dashboards.model import (
     stat,
 )
 
-_UNPRODUCTIVE = (
-    'increase(kdist_wall_seconds_total{category!~"productive_step|unobserved"}[$__range])'
-)
 _WALL = f"sum(rate(kdist_wall_seconds_total{{}}[{RATE}]))"
 _EXITS = 'label_replace(kdist_worker_exits_total{}, "signal", "", "signal", "none")'
 
@@ -52,7 +50,7 @@ GOODPUT = PanelRow(
             "Seconds of all agents within the shown time",
             "s",
             {
-                "{{category}}": f"topk(6, sum by (category) ({_UNPRODUCTIVE}) > 0)",
+                "{{category}}": f"topk(6, sum by (category) ({goodput.UNPRODUCTIVE}) > 0)",
             },
             width=6,
             height=8,

@@ -115,13 +115,6 @@ def set_lr(group: dict[str, Any], rate: float | Tensor) -> None:
         group["lr"] = rate
 
 
-_FIELDS = {
-    "optimizer.weightDecay": "weight_decay",
-    "optimizer.momentum": "momentum",
-    "optimizer.betas": "betas",
-}
-
-
 def apply_edits(
     optimizer: Optimizer,
     job_groups: Sequence[Mapping[str, Any]],
@@ -140,8 +133,8 @@ def apply_edits(
         scheduler: The learning rate scheduler, if there is one.
     """
     for group, wanted in zip(optimizer.param_groups, job_groups, strict=True):
-        for name, key in _FIELDS.items():
-            if name in edited and key in wanted:
+        for key, option in config.Optimizer.model_fields.items():  # torch has their names
+            if key in wanted and f"optimizer.{option.alias}" in edited:
                 group[key] = wanted[key]
         if "optimizer.learningRate" in edited:
             before, now = group["initial_lr"], wanted["initial_lr"]

@@ -7,8 +7,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,11 +17,18 @@ from pydantic import BaseModel
 from torch import nn
 
 from kdist_trainer.checkpoint.ledger import read_lines
-from kdist_trainer.config import Schedule, Training, edit_rules
+from kdist_trainer.config import Optimizer, Schedule, Training, edit_rules
 from kdist_trainer.formats import LEDGER, STEPS_FILE
 from kdist_trainer.training import trainer
 from kdist_trainer.training.context import TrainContext
-from kdist_trainer.workload import LrSchedule, apply_edits, build_scheduler, lr_factor
+from kdist_trainer.workload import (
+    LrSchedule,
+    WorkloadContext,
+    apply_edits,
+    build_scheduler,
+    lr_factor,
+)
+from kdist_trainer.workloads.digits import Digits
 from tests.faults.check_ledger import assert_every_sample_once
 from tests.trainer.training.group import RankFailed, run_group
 from tests.trainer.training.tasks import describe, done, losses, train_here
@@ -190,6 +198,37 @@ def test_a_scheduler_of_the_workloads_own_goes_on_at_the_edited_rate() -> None:
     scheduler.step()
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0025)
+
+
+EDITED = {"momentum": 0.5, "weightDecay": 0.25, "betas": [0.5, 0.75]}
+"""Another value of each option of an optimizer that is taken over, besides the learning rate."""
+
+
+def group_of(name: str, **options: Any) -> torch.optim.Optimizer:
+    settings = Optimizer.model_validate({"name": name, **options}, strict=False)
+    optimizer = Digits(WorkloadContext()).optimizer(nn.Linear(1, 1), settings)
+    optimizer.param_groups[0]["initial_lr"] = settings.learning_rate
+    return optimizer
+
+
+def test_every_option_of_an_optimizer_that_is_taken_over_reaches_its_groups() -> None:
+    taken = {
+        name.removeprefix("optimizer.")
+        for name, rule in edit_rules.RULES.items()
+        if name.startswith("optimizer.") and rule.effect is edit_rules.EditEffect.APPLIED
+    }
+    assert taken == {"learningRate", *EDITED}
+    reached = set()
+    for name, option in product(get_args(Optimizer.model_fields["name"].annotation), EDITED):
+        restored = group_of(name)
+        (before,) = [dict(each) for each in restored.param_groups]
+        (wanted,) = group_of(name, **{option: EDITED[option]}).param_groups
+        changed = {key for key in before if key != "params" and before[key] != wanted[key]}
+        apply_edits(restored, [wanted], {f"optimizer.{option}"})
+        (now,) = restored.param_groups
+        assert {key: now[key] for key in changed} == {key: wanted[key] for key in changed}
+        reached |= {option} if changed else set()
+    assert reached == EDITED.keys()
 
 
 def train_and_tell(document: dict[str, Any], folder: Path) -> tuple[list[dict[str, Any]], float]:

@@ -44,6 +44,14 @@ def test_the_curve_rises_and_falls_as_asked(
     assert curve(5, **settings) == expected
 
 
+def test_the_warm_up_is_linear_as_its_field_says() -> None:
+    share = lr_factor(Schedule(name="cosine", warmup_steps=4), steps=9)
+    assert [share(step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1])
+    assert "steps of linear warm-up to the peak" in str(
+        Schedule.model_fields["warmup_steps"].description
+    )
+
+
 def test_a_run_of_one_step_uses_the_peak() -> None:
     assert curve(1, name="cosine") == [1]
 

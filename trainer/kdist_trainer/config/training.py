@@ -124,7 +124,7 @@ class Keep(ConfigModel):
     @property
     def is_number(self) -> bool:
         """Whether a number says all."""
-        return self.best is None and self.every is None
+        return self == type(self)(last=self.last)
 
     @model_serializer(mode="wrap")
     def _write(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any] | int:

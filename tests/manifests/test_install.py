@@ -22,6 +22,8 @@ from kdist.render import find_pods
 from kdist.render.overlay import violations
 from kdist.render.packages import _pack
 from kdist.spec.validators import list_warnings
+from kdist_trainer.formats import OBJECT_STORES
+from kdist_trainer.object_store.store import ObjectLocation
 from tests.manifests.jobs import make, place
 from tests.manifests.test_fields import walk
 from tests.manifests.test_hostile import HOSTILE, TEXTS, shape
@@ -87,6 +89,15 @@ def test_the_trainer_is_installed_before_it_fetches_and_every_container_finds_it
     assert violations(pod) == []
     assert find_listed(objects) == LOCK
     assert "8080" in json.dumps([each.document for each in objects if each.kind == "NetworkPolicy"])
+
+
+@pytest.mark.parametrize("scheme", OBJECT_STORES)
+def test_every_object_store_brings_its_client(scheme: str) -> None:
+    data = [{"url": f"{scheme}://team/set", "mountPath": "/data"}]
+    for found in ({"data": data}, {"checkpoints": {"url": f"{scheme}://team/runs"}}):
+        listed = find_listed(place(make(install={}, **found)))
+        assert any(line.startswith("obstore>") for line in listed)
+        ObjectLocation(f"{scheme}://team/runs")
 
 
 def test_without_a_lock_pip_gets_what_the_trainer_needs_for_this_job() -> None:

@@ -23,6 +23,7 @@ from kdist.render.context import literal
 from kdist.render.storage import fit, list_credentials
 from kdist.spec import PACKAGES_SIZE, TrainingJob, list_sources
 from kdist.spec.validators import CACHE_MOUNT
+from kdist_trainer.formats import OBJECT_STORES
 from kdist_trainer.formats.requirements import REQUIREMENTS
 
 ARCHIVE: Final = "trainer.zip"
@@ -43,7 +44,7 @@ def list_packages(job: TrainingJob, *, own_only: bool = False) -> list[str]:
     if job.spec.checkpoints is not None:
         schemes.add(job.spec.checkpoints.scheme)
     found = [*REQUIREMENTS.values(), _SAFETENSORS]
-    found += [_BUCKETS] if schemes & {"s3", "gs", "az"} else []
+    found += [_BUCKETS] if schemes & {*OBJECT_STORES} else []
     found += [_HUB] if "hf" in schemes else []
     install = job.spec.install
     return found if own_only or install is None else [*found, *install.packages]

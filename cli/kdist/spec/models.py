@@ -42,6 +42,7 @@ from kdist_trainer.config.sources import (
     find_secret,
     find_server_problem,
 )
+from kdist_trainer.formats import OBJECT_STORES
 
 __all__ = ["RULE", "Violation", "check_mount", "check_variable"]
 
@@ -101,7 +102,8 @@ def check_mount(path: str) -> Iterator[Violation]:
 
 
 BUCKET: Final = (
-    "^(s3|gs|az)://[a-z0-9][-a-z0-9._]{1,220}[a-z0-9](/[-A-Za-z0-9_=+@][-A-Za-z0-9._=+@]*)*/?$"
+    f"^({'|'.join(OBJECT_STORES)})://[a-z0-9][-a-z0-9._]{{1,220}}[a-z0-9]"
+    "(/[-A-Za-z0-9_=+@][-A-Za-z0-9._=+@]*)*/?$"
 )
 NO_BUCKET: Final = (
     "must be s3://BUCKET, gs://BUCKET or az://CONTAINER, in lower case, with or without /PREFIX, "

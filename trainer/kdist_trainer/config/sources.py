@@ -21,11 +21,11 @@ from kdist_trainer.config.base import (
     CheckedModel,
     Violation,
 )
+from kdist_trainer.formats import OBJECT_STORES
 
 URL: Final = r"^[A-Za-z][-+.A-Za-z0-9]*://[^\x00-\x20\x7f]+$"
 SERVER_URL: Final = "^[A-Za-z][-+.A-Za-z0-9]*://[!-~]+$"
 """So wide that what is wrong is said by the rules, which do not repeat credentials."""
-OBJECT_STORES: Final = ("s3", "gs", "az")
 SCHEMES: Final = (*OBJECT_STORES, "http", "https", "hf")
 CREDENTIALS: Final = "^[^/]*//[^/?#]*@"
 QUERY: Final = "[?#]"
@@ -40,7 +40,7 @@ HAS_QUERY: Final = "must not contain a query or a fragment: remove what begins w
 NO_SCHEME: Final = f"must start with {', '.join(f'{one}://' for one in SCHEMES)}"
 NO_SERVER: Final = "must be http://HOST or https://HOST, with or without a port"
 
-_BUCKET = re.compile(r"(s3|gs|az)://[a-z0-9][-a-z0-9._]{1,220}[a-z0-9](/.*)?")
+_BUCKET = re.compile(rf"({'|'.join(OBJECT_STORES)})://[a-z0-9][-a-z0-9._]{{1,220}}[a-z0-9](/.*)?")
 _WEB = re.compile(r"https?://([A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/.+")
 _PORT = re.compile(r":([0-9]+)$")
 _MOST_PORT = 65_535

@@ -62,6 +62,8 @@ MOST_SECONDS_LEFT: Final = 2**31 - 1
 """What a field of 32 bits can say, as that of a TrainJob."""
 RETRYABLE_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
 """Of an API server that is busy, or whose storage or webhook is away: a retry may help."""
+OBJECT_STORES: Final = ("s3", "gs", "az")
+"""Schemes of URLs of buckets."""
 METRICS_PORT: Final = 9401
 """Port on which an agent serves its metrics and its status, unless it is started with another."""
 RUN: Final = "kdist.dev/run"

@@ -27,6 +27,7 @@ from functools import cache
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
+from kdist_trainer.formats import OBJECT_STORES
 from kdist_trainer.object_store.errors import (
     FailureKind,
     ObjectChangedError,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Backend
 
 
-SCHEMES: Final = ("s3", "gs", "az")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 # The characters that all stores and clients encode alike.
 _NAME = re.compile(r"[A-Za-z0-9 !$&'()+,\-.:;=@_/]+")
@@ -67,8 +67,8 @@ class ObjectLocation:
 
     def __post_init__(self) -> None:
         parts = _split(self.url, "location")
-        if parts.scheme not in SCHEMES:
-            known = ", ".join(f"{one}://" for one in SCHEMES)
+        if parts.scheme not in OBJECT_STORES:
+            known = ", ".join(f"{one}://" for one in OBJECT_STORES)
             raise ValueError(f"a location starts with one of {known}, not {parts.scheme}://")
         if _BUCKET.fullmatch(parts.netloc) is None:
             raise ValueError(f"{parts.netloc!r} is no name of a bucket")

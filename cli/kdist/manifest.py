@@ -96,6 +96,17 @@ _FIRST = (
 )
 
 
+def own_labels(job: Any) -> dict[str, Any]:
+    """The labels of every object of the job with this name."""
+    return {
+        "app.kubernetes.io/name": "kdist",
+        "app.kubernetes.io/instance": job,
+        "app.kubernetes.io/component": "training",
+        MANAGED_BY: "kdist",
+        JOB_LABEL: job,
+    }
+
+
 def to_json(value: object) -> str:
     """Serialize `value` as JSON that is valid YAML too, because an API server reads an apply as
     YAML.

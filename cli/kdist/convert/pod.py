@@ -10,14 +10,14 @@ from kdist import backends
 from kdist.convert.draft import POD, TRAINER, JobDraft
 from kdist.convert.launch import LaunchReader
 from kdist.convert.values import InputValue
-from kdist.manifest import QUEUE_LABEL
+from kdist.manifest import QUEUE_LABEL, own_labels
 from kdist.spec.models import check_mount, check_variable
 from kdist.spec.validators import OWN_FOLDERS, OWN_KEYS, OWN_VOLUMES
 from kdist.units import parse_quantity
 from kdist_trainer.formats import METRICS_PORT
 
 _OWN_KEYS: Final = (
-    *(f"app.kubernetes.io/{name}" for name in ("name", "instance", "component", "managed-by")),
+    *own_labels(""),
     "kubectl.kubernetes.io/last-applied-configuration",
     "kubectl.kubernetes.io/default-container",
 )

@@ -21,9 +21,9 @@ from kdist.manifest import (
     CODE_BYTES,
     CONFIG_MAP_BYTES,
     JOB_LABEL,
-    MANAGED_BY,
     QUEUE_LABEL,
     RENDEZVOUS_SUFFIX,
+    own_labels,
 )
 from kdist.render.overlay import merge_overlay
 from kdist.render.storage import find_access, follow_training, list_fetches, list_variables
@@ -230,13 +230,7 @@ def _metadata(job: TrainingJob) -> Callable[..., dict[str, Any]]:
     """A function for templates: the metadata of an object, with optional further labels and
     annotations.
     """
-    own = {
-        "app.kubernetes.io/name": "kdist",
-        "app.kubernetes.io/instance": TracedValue(job.metadata.name, "metadata.name"),
-        "app.kubernetes.io/component": "training",
-        MANAGED_BY: "kdist",
-        JOB_LABEL: TracedValue(job.metadata.name, "metadata.name"),
-    }
+    own = own_labels(TracedValue(job.metadata.name, "metadata.name"))
     labels = {**trace_value(job.metadata.labels, "metadata.labels"), **own}
     annotations = trace_value(job.metadata.annotations, "metadata.annotations")
 

@@ -15,8 +15,9 @@ import pytest
 from kdist import backends
 from kdist.backends import Placement
 from kdist.convert.manifests import Conversion, convert_files
+from kdist.convert.values import NEEDLESS
 from kdist.job_file import load_text
-from kdist.manifest import QUEUE_LABEL
+from kdist.manifest import QUEUE_LABEL, own_labels
 from kdist.render import find_pods, render
 from tests.cli.conftest import Kdist
 
@@ -54,6 +55,15 @@ def test_the_job_and_what_is_named_are_as_expected(
         file.write_text(shown)
     assert shown == file.read_text()
     assert kdist("validate", "-", stdin=result.stdout).exit_code == 0
+
+
+@pytest.mark.parametrize("key", own_labels(""))
+def test_a_label_that_kdist_writes_itself_is_not_taken_over(key: str, tmp_path: Path) -> None:
+    text = (FOLDER / "pytorchjob-gpu.yaml").read_text()
+    (tmp_path / "job.yaml").write_text(text.replace("app.kubernetes.io/name:", f"{key}:"))
+    (found,), _ = convert_files(str(tmp_path / "job.yaml"))
+    assert key not in load_text(found.write(), source="converted").metadata.labels
+    assert [outcome.kind for value, outcome in found.values if value.key == key] == [NEEDLESS]
 
 
 def keyed(value: Any, part: str = "") -> Any:

@@ -186,7 +186,9 @@ def _file(folder: Path, rank: int) -> Path:
     return folder / f"generators-{rank}.pt"
 
 
-LOSS = ("loss", "train_loss", "train/loss", "training_loss")
+STEP_LOSS = "loss"
+"""What a framework itself calls the loss of a step; its `train_loss` may be that of all steps."""
+LOSS = (STEP_LOSS, "train_loss", "train/loss", "training_loss")
 LEARNING_RATE = ("learning_rate", "lr", "train/learning_rate", "train/lr")
 GRAD_NORM = ("grad_norm", "train/grad_norm")
 _EVALUATION = ("eval_", "eval/", "validation_", "validation/", "val_", "val/", "test_", "test/")

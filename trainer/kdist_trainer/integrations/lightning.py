@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kdist_trainer.config import DEFAULT_KEEP
 from kdist_trainer.integrations import framework
-from kdist_trainer.integrations.framework import FrameworkCheckpoints
+from kdist_trainer.integrations.framework import STEP_LOSS, FrameworkCheckpoints
 from kdist_trainer.metrics.transport import Reporter
 from kdist_trainer.numerics import rng
 from kdist_trainer.processes.liveness import Phase
@@ -126,7 +126,7 @@ class KdistCallback(Callback):
         batch_idx: int,  # noqa: ARG002
     ) -> None:
         """Report the step, and save or stop if all ranks agree to."""
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        loss = outputs.get(STEP_LOSS) if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, Tensor):  # of a part of the step where gradients are accumulated
             self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
         self._samples += _count_samples(batch)

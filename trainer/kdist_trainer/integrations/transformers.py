@@ -106,7 +106,7 @@ class KdistTrainerCallback(TrainerCallback):
         **_: Any,
     ) -> None:
         """Report what the trainer logs of its training."""
-        loss = framework.choose_value(logs or {}, ("loss",))
+        loss = framework.choose_value(logs or {}, (framework.STEP_LOSS,))
         if loss is None:
             return
         logged: dict[str, Any] = {

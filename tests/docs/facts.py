@@ -18,7 +18,7 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     ),
     "explanation/recovery.md": (
         ("does not answer within {:time}", ".processes.threads:ANSWER_SECONDS"),
-        ("With more than {} nodes", ".rendezvous.state:_MOST_SINGLE"),
+        ("With more than {} nodes", ".rendezvous.many_nodes:MOST_SINGLE"),
         ("`restart.deviceFaults` of them ({})", ".config.train_config:DEFAULT_RESTARTS"),
         ("has not answered for {} seconds", ".rendezvous.membership:SILENCE_SECONDS"),
         ("or {:times} as long as they ever had to", ".rendezvous.membership:_SILENCE_FACTOR"),
@@ -141,6 +141,7 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
             "kdist.spec.models:Resources.cpu",
             "kdist.spec.models:Resources.memory",
         ),
+        ("so it is {} by default; how much", ".config.train_config:TrainConfig.memory_snapshot"),
     ),
     "how-to/install.md": (
         ("You need Python {:version} or newer", ".formats.requirements:OLDEST_PYTHON"),
@@ -169,7 +170,7 @@ FACTS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
             "kdist.cluster.transport:RETRY_SECONDS",
             "kdist.cluster.transport:WEBHOOK_SECONDS",
         ),
-        ("a job of more than {} nodes", ".rendezvous.state:_MOST_SINGLE"),
+        ("a job of more than {} nodes", ".rendezvous.many_nodes:MOST_SINGLE"),
     ),
     "how-to/migrating.md": (
         ("up to {} restarts without progress", ".config.train_config:DEFAULT_RESTARTS"),

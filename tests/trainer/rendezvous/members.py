@@ -78,7 +78,7 @@ class Job:
 def be_member(job: Job, index: int) -> None:
     """Form generations until there is a file `end`, and record each."""
     if job.gathers:
-        vars(state)["_MOST_SINGLE"] = 1
+        vars(state)["MOST_SINGLE"] = 1
     if job.keep_alive is not None:
         usual = RendezvousTimings.for_nodes(job.size, remote=True)
         changed = replace(usual, keep_alive=job.keep_alive)

@@ -42,6 +42,7 @@ from kdist_trainer.rendezvous.exchange import (
 from kdist_trainer.rendezvous.stores import KubernetesStore
 from kdist_trainer.rendezvous.torch_internals import Node
 
+MOST_SINGLE = 8  # nodes of a job, up to which each joins by itself
 _ANSWER_SECONDS = 2.0
 """How long a node waits for the gatherer before it reads the ConfigMap."""
 _MOST_WAITS = 2

@@ -37,7 +37,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from kdist_trainer.formats.allow_list import AllowList, UnsafePickleError
 from kdist_trainer.rendezvous.configmap_client import JITTER
 from kdist_trainer.rendezvous.exchange import KEY_FILE, NO_KEY, ExchangeHost, ExchangeKey
-from kdist_trainer.rendezvous.many_nodes import Gatherer, Gathering
+from kdist_trainer.rendezvous.many_nodes import MOST_SINGLE, Gatherer, Gathering
 from kdist_trainer.rendezvous.stores import KubernetesStore
 from kdist_trainer.rendezvous.torch_internals import Node, State, StateHolder
 
@@ -205,7 +205,6 @@ def _clean(data: bytes) -> bytes:
         raise RendezvousStateError(str(error)) from error
 
 
-_MOST_SINGLE = 8
 _CONNECT_SECONDS, _CONNECT_POLLS = 1.0, 4
 
 
@@ -266,17 +265,17 @@ class RendezvousTimings:
                 watch=max(1.0, nodes / 12),
                 relay=min(1.0, keep_alive / 4),
                 keep_alive=keep_alive,
-                keep_alive_attempts=4 if nodes <= 8 else 3,
+                keep_alive_attempts=4 if nodes <= MOST_SINGLE else 3,
                 write=0.02,
-                pace=nodes * 0.002 if nodes > _MOST_SINGLE else 0.0,
-                gathers=nodes > _MOST_SINGLE,
+                pace=nodes * 0.002 if nodes > MOST_SINGLE else 0.0,
+                gathers=nodes > MOST_SINGLE,
                 spread=min(5.0, max(0.1, nodes * 0.03)),
                 max_wait=max_wait,
             )
         return cls(
             nodes=nodes,
             poll=(poll := min(1.0, max(0.05, nodes / 80))),
-            first_poll=0.005 if nodes <= _MOST_SINGLE else poll,
+            first_poll=0.005 if nodes <= MOST_SINGLE else poll,
             watch=min(1.0, max(0.05, nodes / 80)),
             relay=min(1.0, max(0.05, nodes / 80)),
             keep_alive=max(1.0, nodes / 32),

@@ -10,10 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from kdist_trainer.config import Training
 from kdist_trainer.metrics.rank_metrics import StepPhase, StepStats
 from kdist_trainer.tensorboard import FOLDER, TensorBoardWriter, writer
+from tests.house.tree import ROOT
 from tests.patience import soon
 from tests.trainer.tensorboard.drawn import LOSS, read, steps
+
+SAID = {
+    LOSS: "loss",
+    "train/learning_rate": "learning rate",
+    "train/grad_norm": "gradient norm",
+    "throughput": "throughput",
+    "step_seconds": "step times",
+    "evaluation": "evaluations",
+}
+"""By the name of a curve, or of a group of curves, what texts call it."""
 
 
 def draw(
@@ -106,6 +118,15 @@ def test_a_point_has_loss_throughput_and_step_times(tmp_path: Path) -> None:
     }
     assert (parts["forward"], parts["data_wait"], parts["total"]) == (1.5, 0.5, 2.0)
     assert set(parts) == {phase.name.lower() for phase in StepPhase} | {"total"}
+    drawn[LOSS] = (1, math.nan)
+    assert {tag if tag in SAID else tag.partition("/")[0] for tag in drawn} == SAID.keys()
+
+
+def test_texts_name_every_kind_of_curve() -> None:
+    said = ", ".join(SAID.values())
+    page = (ROOT / "docs/how-to/training.md").read_text()
+    assert f"to `tensorboard/` next to the checkpoints: {said}." in page
+    assert f"next to the checkpoints ({said})." in str(Training.model_fields[FOLDER].description)
 
 
 def test_fast_steps_are_downsampled_and_the_first_is_kept(tmp_path: Path) -> None:

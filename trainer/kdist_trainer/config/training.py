@@ -456,8 +456,8 @@ class Training(ConfigModel):
     tensorboard: Literal["scalars", "off"] = Field(
         "scalars",
         description=(
-            "scalars writes TensorBoard event files next to the checkpoints (loss, "
-            "throughput, step times)."
+            "scalars writes TensorBoard event files next to the checkpoints (loss, learning rate, "
+            "gradient norm, throughput, step times, evaluations)."
         ),
     )
     tracker: Literal["wandb", "mlflow"] | None = later(

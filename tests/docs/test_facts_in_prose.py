@@ -32,7 +32,6 @@ from kdist.job.goals import GOALS
 from kdist.render import find_pods
 from kdist.render.packages import _SAFETENSORS
 from kdist.render.storage import fit
-from kdist.spec import TrainingJob
 from kdist.spec.models import _RESERVED_PREFIXES
 from kdist_controller.metrics import Metrics
 from kdist_trainer.agent.hangs import Watchdog
@@ -40,8 +39,9 @@ from kdist_trainer.agent.restart_policy import _backoff_seconds
 from kdist_trainer.causes.host import SHARED_MEMORY
 from kdist_trainer.checkpoint.interval import choose_seconds
 from kdist_trainer.config import CREDENTIAL_VARIABLES, Exit
-from kdist_trainer.config.sources import AUTHORIZATION, HUB_TOKEN, OBJECT_STORES, UrlSource
+from kdist_trainer.config.sources import AUTHORIZATION, HUB_TOKEN, UrlSource
 from kdist_trainer.distributed.measure import COLLECTIVES
+from kdist_trainer.formats import OBJECT_STORES
 from kdist_trainer.formats.requirements import REQUIREMENTS
 from kdist_trainer.processes.signals import kill_deadline
 from tests.charts.rules import controller_alerts
@@ -222,22 +222,6 @@ def test_the_alerts_about_the_controller_are_those_of_its_page() -> None:
     assert [each for each in linked if each[0].lower() != each[1]] == []
 
 
-def test_a_default_in_parentheses_behind_a_field_is_its_default() -> None:
-    fields: dict[str, set[Any]] = {}
-    schema = TrainingJob.model_json_schema(by_alias=True)
-    for form in schema["$defs"].values():
-        for name, field in form.get("properties", {}).items():
-            if "default" in field:
-                fields.setdefault(name, set()).add(str(field["default"]))
-    found = [
-        (page.name, name, number)
-        for page in PAGES
-        for name, number in re.findall(r"`([a-z]+[A-Z]\w+)`\*{0,2} \((\d+)\)", page.read_text())
-    ]
-    assert len(found) >= 5
-    assert [each for each in found if each[2] not in fields.get(each[1], ())] == []
-
-
 def test_every_exit_code_in_a_sentence_is_one_of_the_tables() -> None:
     of_others = {126, 127, 137}
     known = {int(each) for each in (*Code, *Exit)} | of_others
@@ -349,6 +333,9 @@ def test_the_tables_of_urls_say_what_each_may_have_and_name_the_variables_of_its
             taken = [takes(scheme, endpoint="https://h.example"), takes(scheme, region="eu")]
             assert [each == "yes" for each in row[-3:-1]] == taken, scheme
             assert (*re.findall(r"`([A-Z_]+)`", row[-1]),) == CREDENTIAL_VARIABLES[scheme]
+    first, *others = (f"{each}://" for each in OBJECT_STORES)
+    words = f"`{first}BUCKET/NAME` ({', '.join(f'`{each}`' for each in others)})"
+    assert words in read("how-to/training.md")
     words = f"`{HUB_TOKEN}` for `hf://`, and `{AUTHORIZATION}`, the value of"
     assert words in read("how-to/training.md")
 

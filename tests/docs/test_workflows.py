@@ -14,6 +14,7 @@ import yaml
 
 from kdist import backends
 from kdist.app import load_command
+from kdist.errors import Code
 from tests.cli.conftest import Kdist
 from tests.cli.conftest import kdist as kdist
 from tests.docs.blocks import DOCS, blocks
@@ -29,6 +30,21 @@ JOBSET = [{"name": "node", "ready": 1, "succeeded": 0, "failed": 0, "active": 1,
 
 def conditions(*types: str) -> list[dict[str, str]]:
     return [{"type": each, "status": "True"} for each in types]
+
+
+def test_the_exit_codes_of_a_step_are_those_of_kdist() -> None:
+    table = TEXT.partition("| exit code |")[2].partition("\n\n")[0].splitlines()[2:]
+    said = {each.split("|")[1].strip(): each.split("|")[2].strip() for each in table}
+    tried_again = f"{Code.UNREACHABLE:d}, {Code.TIMEOUT:d}"
+    assert [*said] == [
+        *(f"{each:d}" for each in (Code.OK, Code.JOB_FAILED, Code.JOB_CANCELLED)),
+        tried_again,
+    ]
+    assert said[f"{Code.OK:d}"] == "is done"
+    assert said[f"{Code.JOB_FAILED:d}"].startswith("has failed")
+    assert said[f"{Code.JOB_CANCELLED:d}"] == "was stopped"
+    assert re.search("API server was unreachable, or `--timeout` has passed", said[tried_again])
+    assert f'expression: "asInt(lastRetry.exitCode) in [{tried_again}]"' in TEXT
 
 
 # As each operator's controller writes them: the order of conditions is that of their first time.

@@ -138,5 +138,8 @@ def test_the_oldest_python_is_one_wherever_it_is_written() -> None:
     found = [first or second for first, second in re.findall(written, makefile)]
     assert len(found) == 6
     assert set(found) == {oldest, str(OLDEST_PYTHON)}
+    first = (ROOT / "trainer/kdist_trainer/install/__init__.py").read_text()  # imports nothing
+    assert re.findall(r"^if FOUND < (\(.*?\)):", first, re.MULTILINE) == [str(OLDEST_PYTHON)]
+    assert re.findall(r"and (\S+) is needed", first) == [oldest]
     probe = (ROOT / "trainer/kdist_trainer/formats/requirements.py").read_text()
     assert re.findall(r"sys\.version_info >= (\(.*?\))", probe) == [str(OLDEST_PYTHON)]

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import collections
+import dataclasses
+import enum
+import functools
+import inspect
+import logging
+import math
+import pathlib
 import re
+from typing import Any
 
 import pytest
+import torch
 
 import kdist
+from kdist.api import values
 from tests.cli.api.conftest import Cells, folder, output, refusal
+from tests.house.tree import ROOT
 
 MADE = """
 import collections, dataclasses, enum, functools, logging, math, re, pathlib
@@ -77,6 +91,61 @@ def test_values_of_the_notebooks_classes_run(cell: Cells) -> None:
         "Settings(rate=inf, sizes=()) {'b': <Color.RED: 1>} {'at': Point(x=1, y=2)} "
         "Point(x=1, y=PosixPath('z'))\n"
     )
+
+
+@dataclasses.dataclass
+class Sizes:
+    """Made by its fields."""
+
+    width: int
+
+
+class Color(enum.Enum):
+    """With one member."""
+
+    RED = 1
+
+
+Pair = collections.namedtuple("Pair", "x y")
+SAID = {
+    "numbers": (1, 2.5),
+    "strings": ("a", b"a"),
+    "collections": ([1], (1,), {1: 2}, {1}, frozenset({1}), range(3)),
+    "`torch.float32`": (torch.float32,),
+    '`torch.device("cuda")`': (torch.device("cuda"),),
+    '`Path("data")`': (pathlib.Path("data"), pathlib.PureWindowsPath("data")),
+    '`float("inf")`': (float("inf"),),
+    '`re.compile("a+")`': (re.compile("a+"),),
+    "loggers": (logging.getLogger("a"),),
+    "members of an enum": (Color.RED,),
+    "`functools.partial`": (functools.partial(math.hypot, 3.0),),
+    "named tuples": (Pair(1, 2),),
+    "dataclasses": (Sizes(1),),
+}
+"""What the page says that is written down, and values of it."""
+NAMED = (Sizes, math.hypot, re.sub, re)
+"""Functions, classes and modules, of which the page has other sentences."""
+
+
+def test_the_page_names_each_kind_of_value_that_is_written_down() -> None:
+    page = (ROOT / "docs/how-to/python.md").read_text()
+    (told,) = re.findall("can be written as Python source are written down: (.+?);", page)
+    assert re.split(", | and ", told) == [*SAID]
+    samples = [*NAMED, *(each for found in SAID.values() for each in found)]
+    assert [each for each in samples if not values.write(each, repr)] == []
+    (function,) = ast.parse(inspect.getsource(values._write)).body
+    assert isinstance(function, ast.FunctionDef)
+    known = {**vars(builtins), **vars(values)}
+    for each in (each for part in function.body for each in ast.walk(part)):
+        name = ast.unparse(each) if isinstance(each, ast.Name | ast.Attribute) else ""
+        kind: Any = known.get(name.partition(".")[0])
+        for part in name.split(".")[1:]:
+            kind = getattr(kind, part, None)
+        if isinstance(kind, type) and not issubclass(kind, Exception):
+            assert any(isinstance(sample, kind) for sample in samples), f"the page lacks {kind}"
+    (of_torch,) = re.findall(r"kind\.__name__ in (\{.*?\})", ast.unparse(function))
+    kinds = {type(each) for each in samples if type(each).__module__ == "torch"}
+    assert ast.literal_eval(of_torch) == {kind.__name__ for kind in kinds}
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from kdist.drill.faults import _SCRIPT_SECONDS, FAULTS
 from kdist.errors import Code
 from kdist.events import RANK_PREFIX
 from kdist.job.goals import GOALS
+from kdist.manifest import own_labels
 from kdist.recovery.avoidance import _CONFINED, AVOID_SECONDS
 from kdist.recovery.command import command as recover
 from kdist.render import find_pods
@@ -124,6 +125,22 @@ def test_every_label_in_templates_charts_and_pages_is_one_of_the_code() -> None:
     found = list(matches(name, "manifests", "charts", "docs", "examples", "README.md"))
     assert [(str(path), label) for path, label in found if label not in known] == []
     assert {path.parts[0] for path, _ in found} >= {"manifests", "charts", "docs"}
+
+
+def test_the_chart_and_pages_select_pods_of_trainings_by_labels_that_these_have() -> None:
+    labels, component = own_labels("full"), "app.kubernetes.io/component"
+    names = (ROOT / "charts/kdist/templates/_names.tpl").read_text()
+    blocks = dict(re.findall(r'{{- define "kdist\.(\w+)" -}}\n(.*?)\n{{- end }}', names, re.DOTALL))
+    assert yaml.safe_load(blocks["trainings"]).items() <= labels.items()
+    page = (ROOT / "docs/how-to/monitoring.md").read_text()
+    prefix = r"_pod_label_app_kubernetes_io_component\],\s+regex: "
+    assert re.findall(rf"{prefix}(\w+)", page) == [labels[component]]
+    page = (ROOT / "docs/how-to/networks.md").read_text()
+    assert set(re.findall(rf"{component}: (\w+)", page)) == {labels[component]}
+    template = (ROOT / "manifests/network.yaml.j2").read_text()
+    (allowed,) = re.findall(rf"{{([^{{}}]*, {component}: \w+)}}", template)
+    selected = blocks["ownLabels"].splitlines() + blocks["controllerSelector"].splitlines()
+    assert set(allowed.split(", ")) <= set(selected)
 
 
 def test_exit_codes_are_those_of_the_tables_where_these_are_not_imported() -> None:

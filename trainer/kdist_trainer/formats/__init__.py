@@ -1,7 +1,6 @@
 """What processes of different versions agree on: the formats of documents that one writes and
-another one may read, on a disk, in a ConfigMap or on a connection; and the names, the port, the
-limits, the estimate of the time left and the way to write ranges that command line, controller and
-trainer share.
+another one may read, on a disk, in a ConfigMap or on a connection; and the names, limits and ways
+to write and to estimate that command line, controller and trainer share.
 
 A document says its number in `format`; without one it is of format 1, that of version 0.1.0. A
 newer number than the reader knows is refused by `NewerFormatError` and the document is left as it

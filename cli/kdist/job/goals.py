@@ -64,17 +64,20 @@ def end_error(
     Args:
         status: how it ended.
         goal: what was waited for.
-        explain: is called for a job that has failed.
+        explain: is called for a job that has failed or is suspended.
         command: explains the job's state.
     """
     code = exit_code(status) or Code.ERROR
-    if status.phase is Phase.FAILED:
-        cause = explain()
-        message = f"{status.name} failed: {cause.sentence}"
-        return KdistError(message, hint=cause.fix, next_command=command, code=code)
     what = {Phase.STOPPED: "was stopped", Phase.SUCCEEDED: "is done"}
     message = f"{status.name} {what.get(status.phase, f'is {status.phase}')}"
-    return KdistError(f"{message}; it will not reach `{goal}`", next_command=command, code=code)
+    message, hint = f"{message}; it will not reach `{goal}`", ""
+    if status.phase is Phase.FAILED:
+        cause = explain()
+        message, hint = f"{status.name} failed: {cause.sentence}", cause.fix
+    elif status.phase is Phase.SUSPENDED:
+        cause = explain()
+        hint, command = cause.fix, (*cause.commands, command)[0]
+    return KdistError(message, hint=hint, next_command=command, code=code)
 
 
 def timeout_error(

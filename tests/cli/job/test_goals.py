@@ -29,4 +29,12 @@ def test_a_job_that_has_ended_is_an_error_of_whoever_waits_for_something_else(
     status = JobStatus("digits", "ml", "job", phase, "", "", Nodes(1, 1, 0))
     error = end_error(status, "done", explain=explain, command="kdist why digits")
     assert (str(error), error.code, error.next_command) == (message, code, "kdist why digits")
-    assert error.hint == ("mend train.py" if phase is Phase.FAILED else "")
+    assert error.hint == ("mend train.py" if phase in (Phase.FAILED, Phase.SUSPENDED) else "")
+
+
+def test_whoever_waits_for_a_suspended_job_is_told_to_resume_it() -> None:
+    status = JobStatus("digits", "ml", "job", Phase.SUSPENDED, "", "", Nodes(1, 1, 0))
+    resume = "kdist resume digits"
+    found = Diagnosis("suspended", "it is", "waiting", fix="resume it", commands=(resume,))
+    error = end_error(status, "done", explain=lambda: found, command="kdist why digits")
+    assert (error.hint, error.next_command) == ("resume it", resume)

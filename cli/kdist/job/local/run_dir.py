@@ -364,16 +364,28 @@ def delete(root: Path, *, keep: Collection[str] = ()) -> None:
 
 
 def _archive(root: Path) -> list[Path]:
-    """Rename the run folder, and its checkpoint folder if that is elsewhere; the new paths."""
+    """Rename the run folder, or what a deleted run has left of it, and its checkpoint folder if
+    that is elsewhere; the new paths, that of the run folder at the end.
+    """
     run = read_json(root / "run.json")
-    if run is None:
+    if run is None and not (root / "checkpoints").is_dir():
         return []
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    folders = [root]
-    checkpoints = Path(str(run.get("checkpoints", root)))
-    if not checkpoints.is_relative_to(root) and checkpoints.is_dir():
-        folders.insert(0, checkpoints)
-    return [folder.rename(_free_name(folder, stamp)) for folder in folders]
+    now = time.strftime("%Y%m%d-%H%M%S")
+    archive, moved = _free_name(root, now), []
+    checkpoints = Path(str((run or {}).get("checkpoints", root)))
+    if checkpoints.is_relative_to(root):
+        checkpoints = archive / checkpoints.relative_to(root)
+    elif checkpoints.is_dir():
+        checkpoints = checkpoints.rename(_free_name(checkpoints, now))
+        moved.append(checkpoints)
+    if run is not None:
+        record_move(root, checkpoints=str(checkpoints))
+    return [*moved, root.rename(archive)]
+
+
+def record_move(root: Path, **moved: object) -> None:
+    """Have `run.json` say where the checkpoints of an archived run are now. Raises `OSError`."""
+    write_json(root / "run.json", {**(read_json(root / "run.json") or {}), **moved})
 
 
 def _free_name(folder: Path, stamp: str) -> Path:

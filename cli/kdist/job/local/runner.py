@@ -25,7 +25,7 @@ from kdist.job.local.launch import (
     script_of,
 )
 from kdist.job.local.progress import NodeProgress, Progress
-from kdist.job.local.run_dir import RunFolder, bucket_of, is_finished
+from kdist.job.local.run_dir import RunFolder, bucket_of, is_finished, location_of, record_move
 from kdist.job.local.supervisor import (
     AgentCommand,
     Outcome,
@@ -246,6 +246,9 @@ def run_job(
         if bucket is not None:
             if fresh:
                 folder.moved_bucket = archive_bucket(bucket)
+                if folder.moved_bucket and folder.moved and location_of(folder.moved[-1]) == bucket:
+                    there = bucket._replace(text=folder.moved_bucket)
+                    record_move(folder.moved[-1], bucket=there.to_json())
             copy_records(bucket, folder.checkpoints)
         done = folder.done()
         if done is not None and is_finished(job, done, train_json, edited=folder.edited):

@@ -115,6 +115,25 @@ def test_a_fresh_run_puts_checkpoints_of_the_old_one_aside_wherever_they_are(
     assert any((moved / "kept").exists() for moved in new.moved)
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_checkpoints_of_an_archived_run_are_its_own(tmp_path: Path, elsewhere: bool) -> None:
+    place = tmp_path / "disk" if elsewhere else None
+    old = invoke(checkpoints=place)
+    (old.checkpoints / "kept").touch()
+    archive = invoke(fresh=True, checkpoints=place).moved[-1]
+    assert (folders.folder_of(archive) / "kept").exists()
+    assert folders.location_of(archive).text == str(folders.folder_of(archive))
+
+
+def test_a_fresh_run_puts_aside_what_a_deleted_one_has_left() -> None:
+    old = invoke()
+    (old.checkpoints / "kept").touch()
+    folders.delete(old.root, keep=("checkpoints",))
+    new = invoke(fresh=True)
+    assert list(new.checkpoints.iterdir()) == []
+    assert [(each / "checkpoints" / "kept").exists() for each in new.moved] == [True]
+
+
 def test_fresh_without_an_old_run_moves_nothing() -> None:
     assert invoke(fresh=True).moved == []
 

@@ -38,7 +38,8 @@ def train(target: Callable[..., object] | type, *, fresh: bool = True, **options
 
     Args:
         target: as for `from_code`.
-        fresh: archive the run of this name, and start from scratch.
+        fresh: archive the run of this name, or the checkpoints that it has left after `delete` in
+            its folder, and start from scratch.
         **options: as for `from_code`: `nodes=2`, `args={"lr": 0.1}`.
 
     Raises:

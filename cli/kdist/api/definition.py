@@ -83,10 +83,11 @@ class JobDefinition:
     def run(self, *, fresh: bool = False) -> JobHandle:
         """Start the job on this machine, as `kdist run --detach` does, and return once its agents
         have started. A run that was stopped or has failed continues; one that is done stays as it
-        is.
+        is, except that a script without a `Checkpointer` runs once more.
 
         Args:
-            fresh: archive the run of this name, and start from scratch.
+            fresh: archive the run of this name, or the checkpoints that it has left after `delete`
+                in its folder, and start from scratch.
 
         Raises:
             KdistError: the job cannot be started.
@@ -109,7 +110,7 @@ class JobDefinition:
                 next_command=f"kdist why {self.name}",
                 code=Code.JOB_FAILED,
             )
-        return JobHandle(LocalJob(root, DIALOG))
+        return JobHandle(LocalJob(root, DIALOG).pin())
 
     def apply(
         self,

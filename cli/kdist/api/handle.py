@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from kdist import slices
 from kdist.api import DIALOG, Timeout, read_timeout
 from kdist.api.words import in_python
-from kdist.errors import KdistError, UsageError
+from kdist.errors import KdistError, NotFoundError, UsageError
 from kdist.events import Entry, format_line
-from kdist.job.find import JobRef, Listing, Place, find, in_cluster, refer
+from kdist.job.find import Listing, Place, find, in_cluster, refer
 from kdist.job.goals import GOALS
 from kdist.job.job import Change, DeleteOptions, Job, LogSelection
 from kdist.job.local.job import LocalJob
@@ -38,7 +38,7 @@ class Checkpoint:
     step: int
     nbytes: int | None
     time: float | None
-    _job: Job = field(repr=False)
+    _job: Callable[[], Job] = field(repr=False)
 
     def state_dict(self, *, averages: bool = False) -> dict[str, Any]:
         """The weights by their full names, as torch's tensors on the CPU, or with `averages` the
@@ -51,7 +51,7 @@ class Checkpoint:
         words = ["--step", str(self.step), *(["--ema"] if averages else [])]
         with TemporaryDirectory(prefix="kdist-") as folder:
             file = Path(folder) / "weights.safetensors"
-            self._job.export_weights(file, *words)
+            self._job().export_weights(file, *words)
             from safetensors.torch import load_file  # only who asks for weights needs torch
 
             return dict(load_file(file))
@@ -62,7 +62,8 @@ class Checkpoint:
 class JobHandle:
     """A job that was started. Every method reads the job again, and threads may share a handle. In
     a cluster it stays with the server, the namespace and the user that it was made with, whatever
-    the kubeconfig says later.
+    the kubeconfig says later. On this machine it stays with the one run, also when that is archived
+    because another of its name has started from scratch; NOT_FOUND once it is deleted.
 
     A `timeout` is a number of seconds, or a text such as `5m`. Methods raise `KdistError`:
     NOT_FOUND as its `code` if the job does not exist any more, TIMEOUT if something has not
@@ -92,7 +93,7 @@ class JobHandle:
         until the time-out if there is one.
         """
         if isinstance(self._found, LocalJob):
-            return find(JobRef(str(self._found.root)), local=True, dialog=DIALOG)
+            return self._found.follow()
         cluster = self._found.cluster
         return in_cluster(cluster.staying(timeout) if stays else cluster, self.name, dialog=DIALOG)
 
@@ -120,8 +121,14 @@ class JobHandle:
         if goal not in GOALS:
             raise UsageError(f"there is no goal `{goal}`", hint=f"the goals: {', '.join(GOALS)}")
         limit, found = read_timeout(timeout), self._found  # which may be deleted already
-        job = found if isinstance(found, LocalJob) else self._job(stays=True, timeout=limit)
-        return job.wait(goal, timeout=limit)
+        if isinstance(found, LocalJob):
+            try:
+                return found.follow().wait(goal, timeout=limit)
+            except NotFoundError:
+                if goal == "deleted":
+                    return None
+                raise
+        return self._job(stays=True, timeout=limit).wait(goal, timeout=limit)
 
     def logs(
         self,
@@ -170,10 +177,11 @@ class JobHandle:
 
     def checkpoints(self) -> list[Checkpoint]:
         """The checkpoints that the job could continue from, the newest one at the end."""
-        job = self._job()
         found = [
-            Checkpoint(str(one["name"]), int(one["step"]), one.get("bytes"), one.get("time"), job)
-            for one in job.checkpoints("list").get("checkpoints") or []
+            Checkpoint(
+                str(one["name"]), int(one["step"]), one.get("bytes"), one.get("time"), self._job
+            )
+            for one in self._job().checkpoints("list").get("checkpoints") or []
             if one.get("state") in ("complete", "verified")
         ]
         return sorted(found, key=lambda each: each.step)
@@ -250,8 +258,9 @@ def get(
         raise UsageError(f"{job!r:.80} is no job", hint="write its name, or the path of its file")
     place, limit = Place(namespace, context, kubeconfig), read_timeout(timeout)
     found = find(refer(job), place, local=local, timeout=limit, dialog=DIALOG)
-    if not isinstance(found, LocalJob):
-        found.snapshot()  # which fails if the cluster has no such job
+    if isinstance(found, LocalJob):
+        return JobHandle(found.pin())
+    found.snapshot()  # which fails if the cluster has no such job
     return JobHandle(found)
 
 

@@ -193,6 +193,43 @@ def test_a_function_that_was_mended_continues_from_its_checkpoints(home: Path, c
     assert "fresh=True archives" in caught.value.hint
 
 
+@pytest.mark.sampled
+@pytest.mark.processes
+def test_a_handle_stays_with_its_run_when_another_one_takes_the_name(home: Path) -> None:
+    file = write_job(home, train={"workload": "digits", "globalBatch": 64, "steps": 3})
+    first = kdist.load(file).run(fresh=True)
+    first.wait(timeout=180)
+    saved = first.checkpoints()[-1]
+    weights = saved.state_dict()
+    second = kdist.load(file, "spec.train.steps=5", "spec.train.seed=7").run(fresh=True)
+    second.wait(timeout=180)
+    assert second.checkpoints()[-1].step == 5
+    (archive,) = {each.name for each in kdist.list_jobs()} - {"digits"}
+    for old in (first, kdist.get(archive)):
+        assert old.status().name == archive
+        assert old.wait().name == archive
+        assert old.report()["steps"]["reached"] == len(old.metrics()) == 3
+        assert old.checkpoints()[-1].step == 3
+        assert old.why().severity == "fine"
+        with pytest.raises(kdist.KdistError, match=f"{archive} is archived") as caught:
+            old.resume()
+        assert str(home / ".kdist" / archive) in caught.value.hint
+    again = saved.state_dict()
+    assert all((again[name] == weights[name]).all() for name in weights)
+    assert not all(
+        (second.checkpoints()[-1].state_dict()[name] == weights[name]).all() for name in weights
+    )
+    first.delete(purge=True)
+    assert {each.name for each in kdist.list_jobs()} == {"digits"}
+    with pytest.raises(NotFoundError, match="a later one has its name"):
+        first.status()
+    assert first.wait("deleted") is None
+    second.delete()
+    third = kdist.load(file).run(fresh=True)
+    third.wait(timeout=180)
+    assert third.report()["steps"]["reached"] == len(third.metrics()) == 3
+
+
 def test_problems_of_a_job_are_listed_with_their_places(home: Path) -> None:
     file = write_job(home, train={"workload": "digits", "steps": "many"}, nodes=0)
     with pytest.raises(InvalidJobError) as caught:

@@ -10,13 +10,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kdist.errors import Code, KdistError, UsageError
+from kdist.errors import Code, KdistError, NotFoundError, UsageError
 from kdist.events import Entry, read_files
 from kdist.job.goals import (
     GOALS,
@@ -106,10 +106,12 @@ class LocalJob:
     Attributes:
         root: the run folder, or a checkpoint folder that was copied without one.
         dialog: receives messages about progress.
+        run_id: that of the only run that is meant; empty for whichever has the folder.
     """
 
     root: Path
     dialog: Dialog = SILENT
+    run_id: str = ""
 
     @property
     def name(self) -> str:
@@ -141,8 +143,34 @@ class LocalJob:
     @property
     def exists(self) -> bool:
         """Whether there is such a run, or a folder of checkpoints."""
+        if self.run_id and self.run.get("run_id", self.run_id) != self.run_id:
+            return False
         kept = (self.root / LEDGER).is_dir() or any(self.root.glob(f"{CHECKPOINT}*"))
         return self.is_run_folder or kept or self.active  # an active one begins again
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether a run that started from scratch has taken its name, which has no dot."""
+        return self.is_run_folder and "." in self.name
+
+    def pin(self) -> LocalJob:
+        """The run that has the folder now, and no later one."""
+        return replace(self, run_id=str(self.run.get("run_id", "")))
+
+    def follow(self) -> LocalJob:
+        """The run where it is now, which may be its archive. Raises `NotFoundError`."""
+        beside = self.root.parent.glob("*.*") if self.run_id else ()
+        archives = (each for each in beside if each.name.startswith(f"{self.name}."))
+        for root in (*archives, self.root):
+            found = replace(self, root=root)
+            if found.exists and (root == self.root or found.run.get("run_id") == self.run_id):
+                return found
+        if self.is_run_folder:
+            what = f"run {self.run_id} of {self.name} was deleted, and a later one has its name"
+            raise NotFoundError(what, next_command="kdist get --local")
+        from kdist.job.find import missing_run
+
+        raise missing_run(str(self.root))
 
     @property
     def active(self) -> bool:
@@ -321,9 +349,7 @@ class LocalJob:
                 )
             time.sleep(_WATCH_SECONDS)
         if goal != "deleted":
-            from kdist.job.find import missing_run
-
-            raise missing_run(str(self.root))
+            return self.follow().wait(goal, timeout=max(0.0, end - time.monotonic()))
         return None
 
     def samples(self) -> Mapping[str, AgentSample]:
@@ -381,6 +407,14 @@ class LocalJob:
         status = self.snapshot().status
         if self.active:
             return f"{self.name} {NOT_SUSPENDED}"
+        if self.is_archived:
+            first = self.root.with_name(self.name.partition(".")[0])
+            raise KdistError(
+                f"{self.name} is archived and cannot be resumed: a later run has its name",
+                hint="its logs, report and checkpoints can be read; it could only continue as "
+                f"{first}: rename the run that is there now, then {self.root}",
+                next_command=self.kdist("status"),
+            )
         if status.phase is Phase.SUCCEEDED:
             raise KdistError(
                 f"{self.name} is done and cannot be resumed",

@@ -12,7 +12,7 @@ import sys
 import textwrap
 from abc import ABCMeta
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -199,6 +199,14 @@ def names_at_definition(node: ast.AST, *, is_lazy: bool = False) -> Iterator[str
                 yield from names_at_definition(each, is_lazy=is_lazy)
 
 
+def _walk(nodes: Iterable[ast.AST], *, is_inner: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """All nodes, and whether each is inside a function or class, which has names of its own."""
+    for node in nodes:
+        yield node, is_inner
+        has_names = isinstance(node, Definition | ast.Lambda)
+        yield from _walk(ast.iter_child_nodes(node), is_inner=is_inner or has_names)
+
+
 def find_changes(
     body: Sequence[ast.stmt],
     names: Mapping[str, Any],
@@ -215,15 +223,21 @@ def find_changes(
         plain: whether each name has exactly what the statements say, and there is no other.
     """
     bound: Counter[str] = Counter()  # what is bound twice, or by a function, may change
-    for node in ast.walk(ast.Module([*body], [])):
+    for node, is_inner in _walk(body):
         match node:
-            case ast.Name(name, ast.Store()) | ast.Attribute(_, name, ast.Store()):
-                bound[name] += 1
-            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+            case ast.Attribute(ast.Name("self"), _, ast.Store()):
+                pass  # of an instance
+            case ast.Attribute(_, name, ast.Store()):
                 bound[name] += 1
             case ast.Global(several):
                 bound.update(several * 2)
-            case ast.alias(name, asname):
+            case ast.Name(name, ast.Store()) if not is_inner:
+                bound[name] += 1
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name) if (
+                not is_inner
+            ):
+                bound[name] += 1
+            case ast.alias(name, asname) if not is_inner:
                 bound[asname or name.partition(".")[0]] += 1
     once = {name: names[name] for name in bound if bound[name] == 1 and name in names}
     for node in body:

@@ -103,6 +103,29 @@ def test_a_class_that_was_changed_after_its_definition_is_refused(
     assert error.hint == "make the change in the cell that defines the class"
 
 
+@pytest.mark.parametrize(
+    ("method", "is_noticed"),
+    [
+        ("def __init__(self):\n        self.rate = 3", True),
+        ("def run(self):\n        rate = 3\n        import os as rate", True),
+        ("class Inner:\n        rate = 3", True),
+        ("@classmethod\n    def grow(cls):\n        cls.rate = 3", False),
+        ("def grow(self):\n        type(self).rate = 3", False),
+    ],
+)
+def test_a_changed_field_is_noticed_where_only_instances_and_functions_have_its_name(
+    cell: Cells, method: str, is_noticed: bool
+) -> None:
+    cell(f"class Settings:\n    rate = 1\n    {method}\n")
+    names = cell("def train():\n    print(Settings.rate)\n")
+    assert on_ranks(names) == "1\n"
+    names = cell("Settings.rate = 7\n")
+    if is_noticed:
+        assert str(refusal(names)) == "`Settings.rate` was changed after the class was defined"
+    else:
+        assert on_ranks(names) == "1\n"
+
+
 def test_what_decorators_and_bases_make_of_a_class_is_no_change(cell: Cells) -> None:
     names = cell("""
 from abc import ABC, abstractmethod

@@ -29,6 +29,7 @@ if __name__ == "__main__":
         _os.chdir({here!r})
     {name}(**{args})
 """
+_WORKLOAD = "kdist_trainer.workload.Workload"
 _KEEP_ALL = {".kdistignore": "!*\n"}  # the run folders may be in a .gitignore
 
 
@@ -78,9 +79,10 @@ def from_code(
     if not isinstance(target, type | FunctionType) or target.__name__ == "<lambda>":
         raise UsageError(
             f"{target!r:.80} is neither a function nor the class of a workload",
-            hint="write it as `def NAME(…):` in a cell or a file",
+            hint="write it as `def NAME(…):` in a cell or a file, or give the class itself",
         )
     called = target.__name__
+    _check_kind(target, args, spec)
     plain = re.sub(r"[^a-z0-9]+", "-", called.lower()).strip("-")
     module = f"run_{plain.replace('-', '_')}"
     document = {camel_case(field): value for field, value in spec.items()}
@@ -107,6 +109,26 @@ def from_code(
     for each, text in files.items():
         run_dir.write_generated(f"{folder.name}/{each}", text)
     return load(job_document(name or plain, **document, code=str(folder)))
+
+
+def _check_kind(target: FunctionType | type, args: object, spec: Mapping[str, Any]) -> None:
+    called = target.__name__
+    if not isinstance(args, Mapping | None):
+        raise UsageError(f"args: {args!r:.80} has no names", hint='write args={"name": value}')
+    if isinstance(target, FunctionType):
+        if "train" in spec:
+            problem = f"`{called}` is a function, and `train` is for the class of a workload"
+            raise UsageError(problem, hint="leave `train` out, or give the class")
+        return
+    if not any(f"{each.__module__}.{each.__name__}" == _WORKLOAD for each in target.__mro__):
+        problem = f"`{called}` is a class, and not that of a workload: it has not the base Workload"
+        raise UsageError(problem, hint="derive it from Workload, or write a function that uses it")
+    if missing := sorted(getattr(target, "__abstractmethods__", ())):
+        problem = f"the workload `{called}` lacks {', '.join(missing)}"
+        raise UsageError(problem, hint="define them in the class")
+    if args:
+        problem = f"args are for a function, and `{called}` is the class of a workload"
+        raise UsageError(problem, hint='write its options as train={"options": {…}}')
 
 
 def _check_call(function: FunctionType, args: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -40,6 +40,13 @@ from kdist.api.values import (
 from kdist.errors import UsageError
 
 _BUILTIN = {"exit", "open", "quit"}  # IPython has its own, of which the ranks have Python's
+_MAKE_IT = "make it inside the function, or in a function that it calls"
+_TEXT = "give its text, from which the function makes it: isoformat()"
+_HINTS = {
+    ("builtins", "function"): "write it as `def NAME(…):`",  # a lambda: others are sent
+    ("collections", "defaultdict"): "give dict(…) of it, or make it inside the function",
+    **{("datetime", each): _TEXT for each in ("date", "datetime", "time")},
+}
 
 
 @dataclass
@@ -131,7 +138,10 @@ class GeneratedModule:
             f"`{name}`, which {user} uses, is in the memory of this process, which the ranks do "
             f"not have ({kind.__module__}.{kind.__qualname__})"
         )
-        self._problems[problem] = "make it inside the function, or in a function that it calls"
+        of = (str(kind.__module__).partition(".")[0], kind.__name__)
+        self._problems[problem] = _HINTS.get(
+            of, "give float(…), int(…) or .tolist() of it" if of[0] == "numpy" else _MAKE_IT
+        )
 
     def _refer(self, part: _Part, user: str, value: Any) -> str:
         """The expression of a module, class or function, which a part needs when it runs."""

@@ -139,8 +139,12 @@ class JobHandle:
         timeout: Timeout = None,
     ) -> Iterator[str]:
         """Iterate over the lines of the job's logs: of all ranks or of one, all lines or the last
-        ones of each node, and with `follow` those to come, through restarts until the job ends.
+        ones of each node, and with `follow` those to come, through restarts until the job ends:
+        within the `timeout`, or else the error is TIMEOUT.
         """
+        for name, number in {"rank": rank, "tail": tail}.items():
+            if number is not None and not (isinstance(number, int) and number >= 0):
+                raise UsageError(f"{name}: {number!r:.80} is no number from 0")
         limit = read_timeout(timeout)
         chosen = LogSelection(follow, None if rank is None else str(rank), tail=tail, timeout=limit)
         job = self._job(stays=follow, timeout=limit)
@@ -149,13 +153,19 @@ class JobHandle:
             if 0 < now.world_size <= rank and now.nodes.min == now.nodes.max:
                 what = f"there is no rank {rank}: {self.name} has {now.world_size} ranks, from 0"
                 raise UsageError(what)
+        has_lines = False
         for line in job.logs(chosen):
+            if isinstance(line, JobStatus):  # in which the job has ended
+                continue
             if isinstance(line, Entry):
-                yield format_line(line)
-            elif not isinstance(line, JobStatus):  # in which the job has ended
+                source, event, plain = line.node, line.event, f"{line.prefix} {line.body}"
+            else:
+                source, plain = line.source, f"[{line.source}] {line.printed}"
                 event = line.event and {"time": line.stamp, **line.event}
-                plain = f"[{line.source}] {line.printed}"
-                yield format_line(Entry(line.source, event, "")) if event else plain
+            has_lines = True
+            yield format_line(Entry(source, event, "")) if event else plain
+        if rank is not None and not (follow or has_lines):
+            DIALOG.warn(f"there is no line of rank {rank} in the logs of {self.name}")
 
     def events(self) -> list[Row]:
         """Its events, oldest first: Kubernetes', or of a run on this machine the trainer's."""
@@ -164,7 +174,7 @@ class JobHandle:
     def metrics(self) -> list[Row]:
         """A row for each step of a managed training, for `pandas.DataFrame`: step, generation,
         loss, seconds and the like; of very many steps, successive ones are one row. What a script
-        reports is in `status`.
+        reports is in `status` while it runs.
         """
         steps = self._job().checkpoints("ledger").get("steps") or []
         # losses are written with every bit

@@ -100,6 +100,8 @@ def _write(value: Any, refer: Refer) -> str:
     if kind.__module__ == "torch" and kind.__name__ in {"device", "dtype"}:
         torch = refer(sys.modules["torch"])
         return repr(value) if kind.__name__ == "dtype" else f"{torch}.device({str(value)!r})"
+    if kind.__module__.startswith("kdist."):  # such as a handle, whose fields are nobody's
+        raise UnwritableError(value)
     if hasattr(kind, "__dataclass_fields__") and not hasattr(kind, "__post_init__"):
         fields = {each.name: attribute(value, each.name) for each in dataclasses.fields(kind)}
         known = inspect.signature(kind).parameters

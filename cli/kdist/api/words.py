@@ -4,18 +4,35 @@ method.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from kdist.errors import KdistError
 
 _Named = TypeVar("_Named", bound=Callable[..., Any])
+
+
+def _name_line(file: str, line: int) -> str:
+    """What to fix in a file that kdist has made of the cells of a notebook."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    with suppress(OSError, ValueError, SyntaxError, IndexError):
+        text = Path(file).read_text()
+        for each in ast.parse(text).body:
+            if isinstance(each, functions) and each.lineno <= line <= (each.end_lineno or 0):
+                return (
+                    f"fix `{text.splitlines()[line - 1].strip()}` in `{each.name}` ({file}:{line})"
+                )
+    return f"fix {file}:{line}"
+
+
 _METHODS: Final = "suspend|resume|restart|delete|wait|why|status"
-_WORDS: Final = (
+_WORDS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]] = (
     (rf"`kdist ({_METHODS}) (\w[\w.-]*) -n ([\w-]+)`", r'kdist.get("\2", namespace="\3").\1()'),
     (rf"`kdist ({_METHODS}) (\w[\w.-]*)`", r'kdist.get("\2").\1()'),
     (r", or Ctrl-C there", ""),
@@ -24,6 +41,9 @@ _WORDS: Final = (
     (r"\bmetadata\.name\b", 'name (`name="…"`, or in a job file metadata.name)'),
     (r"`spec\.checkpoints: \{size: 10Gi\}`", 'checkpoints={"size": "10Gi"}'),
     (r"-n NAMESPACE", 'namespace="…"'),
+    (r"(with|or) --kubeconfig\b", r'\1 kubeconfig="…"'),
+    (r"`kdist run` needs", "run() needs"),
+    (r"\bfix (/\S+/run_\w+\.py):(\d+)", lambda found: _name_line(found[1], int(found[2]))),
     (r"change the job file, and", "change the job, and"),
     (r"`kdist apply` with the job file", "apply() of the job"),
     (r"--(fresh|local|direct)\b(?=[^`]*(?:`[^`]*`[^`]*)*$)", r"\1=True"),  # not in a command

@@ -169,6 +169,36 @@ def test_a_function_whose_call_runs_nothing_is_refused(cell: Cells, source: str,
     assert "in a plain function" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("call", "problem", "hint"),
+    [
+        ("Plain, train={'steps': 1}", "`Plain` is a class, and not that of a", "derive it from"),
+        ("Half, train={'steps': 1}", "`Half` lacks dataset, loss", "define them"),
+        ("Whole, train={'steps': 1}, args={'a': 1}", "args are for a function", 'train={"options'),
+        ("Plain(), train={'steps': 1}", "neither a function nor the class", "the class itself"),
+        ("train, train={'steps': 1}", "`train` is a function, and `train` is", "leave `train` out"),
+        ("train, args=[1]", r"args: \[1\] has no names", 'args={"name": value}'),
+    ],
+)
+def test_a_target_that_does_not_fit_the_call_is_refused_at_once(
+    cell: Cells, call: str, problem: str, hint: str
+) -> None:
+    source = """
+import kdist
+from kdist_trainer.workload import Workload
+class Plain: pass
+class Half(Workload):
+    def model(self): pass
+class Whole(Half):
+    def dataset(self, split): pass
+    def loss(self, model, batch): pass
+def train(): pass
+"""
+    with pytest.raises(UsageError, match=problem) as caught:
+        cell(f"{source}kdist.from_code({call})\n")
+    assert hint in caught.value.hint
+
+
 def test_a_function_whose_source_is_lost_is_refused() -> None:
     space: dict[str, object] = {"__name__": "__main__"}
     exec("def train():\n    pass", space)  # noqa: S102 - as a program that is piped to Python

@@ -167,6 +167,30 @@ def test_what_cannot_be_written_is_refused_with_its_place(
     assert message.startswith(f"`value{place}`, which `train` uses, is in the memory")
 
 
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ("lambda: 1", "write it as `def NAME(…):`"),
+        ("torch.zeros(1).numpy()", "give float(…), int(…) or .tolist() of it"),
+        ("collections.defaultdict(int)", "give dict(…) of it, or make it inside the function"),
+        ("datetime.datetime(2000, 1, 1)", "give its text, from which the function makes it: "),
+        ("kdist.load(JOB)", "make it inside the function, or in a function that it calls"),
+    ],
+)
+def test_a_value_that_is_refused_says_what_to_give_instead(
+    cell: Cells, value: str, hint: str
+) -> None:
+    job = {"apiVersion": "kdist.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "a"}}
+    job["spec"] = {"script": {"path": "a.py"}, "image": "r/i:1"}
+    names = cell(
+        f"{MADE}\nimport datetime, kdist\nJOB = {job}\nvalue = {value}\n"
+        "def train():\n    return value\n"
+    )
+    error = refusal(names)
+    assert error.hint.startswith(hint)
+    assert str(error).startswith("`value`, which `train` uses, is in the memory")
+
+
 def test_an_instance_that_its_fields_do_not_make_is_refused(cell: Cells) -> None:
     names = cell(f"{MADE}\nvalue = Settings()\nvalue.more = 1\ndef train():\n    return value\n")
     assert re.search(r"`value`, which .* \(__main__.Settings\)", str(refusal(names)))

@@ -37,6 +37,9 @@ def make_run(home: Path, name: str = "digits", **more: object) -> kdist.JobHandl
         ("--local chooses the run, -n NAMESPACE", 'local=True chooses the run, namespace="…"'),
         ("`kdist apply --direct` does", "`kdist apply --direct` does"),
         ("`kdist delete --orphans`, --direct", "`kdist delete --orphans`, direct=True"),
+        ("KUBECONFIG or --kubeconfig to a", 'KUBECONFIG or kubeconfig="…" to a'),
+        ("`kdist run` needs none", "run() needs none"),
+        ("fix /none/run_fit.py:3", "fix /none/run_fit.py:3"),
     ],
 )
 def test_options_and_commands_are_keywords_and_methods_in_errors(command: str, python: str) -> None:
@@ -47,6 +50,20 @@ def test_options_and_commands_are_keywords_and_methods_in_errors(command: str, p
     with pytest.raises(KdistError) as caught:
         fail()
     assert (str(caught.value), caught.value.message, caught.value.hint) == (python,) * 3
+
+
+def test_a_line_of_a_file_that_kdist_has_made_is_told_as_the_notebook_has_it(home: Path) -> None:
+    made = home / "run_fit.py"
+    made.write_text('"""Written."""\n\ndef fit():\n    return 1 / 0\n')
+    for line, fix in ((4, f"fix `return 1 / 0` in `fit` ({made}:4)"), (1, f"fix {made}:1")):
+
+        @in_python
+        def fail(line: int) -> None:
+            raise KdistError("failed", hint=f"fix {made}:{line}; then run it again")
+
+        with pytest.raises(KdistError) as caught:
+            fail(line)
+        assert caught.value.hint == f"{fix}; then run it again"
 
 
 def test_a_missing_image_is_a_keyword(api: object, cell: Cells) -> None:
@@ -111,6 +128,23 @@ def test_a_run_that_was_deleted_is_not_found(home: Path) -> None:
     assert kdist.list_jobs() == []
 
 
+def test_logs_are_as_they_were_printed_and_followed_until_the_time_out(home: Path) -> None:
+    run = make_run(home)
+    (home / ".kdist/digits/node-0").mkdir()
+    (home / ".kdist/digits/node-0/log").write_text("[rank0]: a\x1b[31mred\x1b[0m b\n")
+    assert list(run.logs()) == ["[rank0]: a\x1b[31mred\x1b[0m b"]
+    with pytest.warns(kdist.KdistWarning, match="no line of rank 7 in the logs of digits"):
+        assert list(run.logs(rank=7)) == []
+    for bad in ({"rank": "0"}, {"tail": "x"}, {"tail": -1}):
+        with pytest.raises(UsageError, match=r"is no number from 0"):
+            list(run.logs(**bad))
+    folder = run_dir.RunFolder.open("digits")
+    with pytest.raises(KdistError, match="has not reached `done` after 0 s") as late:
+        list(run.logs(follow=True, timeout=0.1))
+    folder.close()
+    assert late.value.code == Code.TIMEOUT
+
+
 def test_a_rank_that_there_is_none_of_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +153,8 @@ def test_a_rank_that_there_is_none_of_is_refused(
     monkeypatch.setattr(LocalJob, "snapshot", lambda _: Seen(status, world_size=2))
     with pytest.raises(UsageError, match="no rank 7: digits has 2 ranks"):
         list(run.logs(rank=7))
-    assert list(run.logs(rank=1)) == []
+    with pytest.warns(kdist.KdistWarning, match="no line of rank 1"):
+        assert list(run.logs(rank=1)) == []
 
 
 class Seen:

@@ -317,8 +317,10 @@ class LocalJob:
                 next_command=self.kdist("logs"),
             )
         status = self.snapshot().status if chosen.rank == FAILED else None
+        end = float("inf") if chosen.timeout is None else time.monotonic() + chosen.timeout
         entries = read_entries(
             self,
+            until=end,
             follow=chosen.follow,
             since=chosen.since,
             tail=chosen.tail,
@@ -326,7 +328,10 @@ class LocalJob:
         )
         yield from chosen.select(entries, status)
         if chosen.follow:
-            yield self.snapshot().status
+            now = self.snapshot().status
+            if self.active and time.monotonic() >= end:
+                raise self._timeout_error(now, "done", chosen.timeout)
+            yield now
 
     def wait(self, goal: str, *, timeout: float | None) -> JobStatus | None:
         end = float("inf") if timeout is None else time.monotonic() + timeout
@@ -344,13 +349,15 @@ class LocalJob:
                     status, goal, explain=lambda: self.why()[1], command=self.kdist("why")
                 )
             if time.monotonic() >= end:
-                raise timeout_error(
-                    status, goal, timeout or 0.0, cause=self.why()[1], command=self.kdist("why")
-                )
+                raise self._timeout_error(status, goal, timeout)
             time.sleep(_WATCH_SECONDS)
         if goal != "deleted":
             return self.follow().wait(goal, timeout=max(0.0, end - time.monotonic()))
         return None
+
+    def _timeout_error(self, status: JobStatus, goal: str, timeout: float | None) -> KdistError:
+        cause = self.why()[1]
+        return timeout_error(status, goal, timeout or 0.0, cause=cause, command=self.kdist("why"))
 
     def samples(self) -> Mapping[str, AgentSample]:
         return agents.fetch_samples(self.root, metrics=True)

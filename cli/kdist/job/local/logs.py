@@ -25,6 +25,7 @@ def read_entries(
     since: float | None,
     tail: int | None,
     node: str | None = None,
+    until: float = float("inf"),
 ) -> Iterator[Entry]:
     """Yield what the agents and ranks of all invocations have written.
 
@@ -34,6 +35,7 @@ def read_entries(
         since: only what was written in the last seconds; None for all.
         tail: only the last entries of each node; None for all.
         node: only this node, or this fetch, such as `fetch-data-0`; None for all.
+        until: the monotonic time at which following ends.
     """
     tails: dict[str, LogTail] = {}
     oldest = None if since is None else time.time() - since
@@ -49,7 +51,7 @@ def read_entries(
             found = [entries[len(entries) - min(tail, len(entries)) :] for entries in found]
         timed = sorted((each for entries in found for each in entries), key=lambda each: each[0])
         yield from (entry for at, entry in timed if oldest is None or at >= oldest)
-        if not (follow and active):
+        if not (follow and active) or time.monotonic() >= until:
             return
         first = False
         time.sleep(_POLL_SECONDS)

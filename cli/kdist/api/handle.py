@@ -165,7 +165,7 @@ class JobHandle:
             has_lines = True
             yield format_line(Entry(source, event, "")) if event else plain
         if rank is not None and not (follow or has_lines):
-            DIALOG.warn(f"there is no line of rank {rank} in the logs of {self.name}")
+            DIALOG.warn(chosen.describe_absence(self.name))
 
     def events(self) -> list[Row]:
         """Its events, oldest first: Kubernetes', or of a run on this machine the trainer's."""

@@ -138,7 +138,7 @@ def command(*, raw: bool, output: str, timeout: float | None, **given: Any) -> i
         else:
             lines.append(to_document(line))
     if not has_lines and chosen.rank:
-        console.warning(f"there is no line of rank {chosen.rank} in the logs of {found.name}")
+        console.warning(chosen.describe_absence(found.name))
     if output == "json" and not chosen.follow:
         console.emit({"job": found.name, "lines": lines}, kind="Logs", output=output)
     return Code.OK

@@ -152,6 +152,10 @@ class LogSelection:
             found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
         return found
 
+    def describe_absence(self, name: str) -> str:
+        """That the job of this name has no line of the chosen ranks."""
+        return f"there is no line of rank {self.rank} in the logs of {name}"
+
     def select(self, entries: Iterable[Entry], status: JobStatus | None = None) -> Iterator[Entry]:
         """Yield the chosen ones of the entries of nodes' logs, by node and rank. `status` is as for
         `find_ranks`.

@@ -29,10 +29,11 @@ from kdist.drill.command import command as drill
 from kdist.drill.faults import FAULTS
 from kdist.errors import Code
 from kdist.job.goals import GOALS
+from kdist.job_file.folder import _EXCLUDED
 from kdist.render import find_pods
 from kdist.render.packages import _SAFETENSORS
 from kdist.render.storage import fit
-from kdist.spec.models import _RESERVED_PREFIXES
+from kdist.spec.models import _RESERVED_PREFIXES, NO_BUCKET, Checkpoints
 from kdist_controller.metrics import Metrics
 from kdist_trainer.agent.hangs import Watchdog
 from kdist_trainer.agent.restart_policy import _backoff_seconds
@@ -43,6 +44,7 @@ from kdist_trainer.config.sources import AUTHORIZATION, HUB_TOKEN, UrlSource
 from kdist_trainer.distributed.measure import COLLECTIVES
 from kdist_trainer.formats import OBJECT_STORES
 from kdist_trainer.formats.requirements import REQUIREMENTS
+from kdist_trainer.object_store.errors import _HINTS
 from kdist_trainer.processes.signals import kill_deadline
 from tests.charts.rules import controller_alerts
 from tests.docs.blocks import DOCS, PAGES
@@ -500,3 +502,17 @@ def test_every_image_of_kdist_and_every_version_is_that_of_the_code() -> None:
     semantic = re.sub(r"\.(dev|rc)(\d+)$", r"-\1.\2", __version__)
     assert (chart["version"], chart["appVersion"]) == (semantic, __version__)
     assert f"Version {__version__}." in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_texts_about_buckets_name_every_object_store() -> None:
+    descriptions = [
+        str(model.model_fields["url"].description) for model in (Checkpoints, UrlSource)
+    ]
+    for scheme in OBJECT_STORES:
+        assert [text for text in (NO_BUCKET, *descriptions) if f"{scheme}://" not in text] == []
+    assert _HINTS.keys() == set(OBJECT_STORES)
+
+
+def test_the_page_names_the_folders_that_are_never_sent() -> None:
+    (named,) = re.findall(r"Hidden files, (.+?) and what", read("how-to/kubernetes.md"))
+    assert set(re.findall(r"`(\w+)`", named)) == _EXCLUDED

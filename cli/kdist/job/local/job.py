@@ -159,8 +159,8 @@ class LocalJob:
 
     def follow(self) -> LocalJob:
         """The run where it is now, which may be its archive. Raises `NotFoundError`."""
-        beside = self.root.parent.glob("*.*") if self.run_id else ()
-        archives = (each for each in beside if each.name.startswith(f"{self.name}."))
+        siblings = self.root.parent.glob("*.*") if self.run_id else ()
+        archives = (each for each in siblings if each.name.startswith(f"{self.name}."))
         for root in (*archives, self.root):
             found = replace(self, root=root)
             if found.exists and (root == self.root or found.run.get("run_id") == self.run_id):
